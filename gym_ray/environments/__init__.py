@@ -1,0 +1,1 @@
+"""What scores a rollout: the resources-server contract and the environments that come with the package."""

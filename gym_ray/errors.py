@@ -1,0 +1,174 @@
+"""Every error the package raises, one boundary a branch.
+
+::
+
+    GymRayError
+    ├── SettingsError            a setting: file, key, what is wrong, what would be right     (ValueError)
+    ├── InputError               a row of the input: file, line, field                        (ValueError)
+    ├── RolloutIdError           an id that cannot be a rollout id                            (ValueError)
+    ├── StorageError             the place where data should be durable                       (OSError)
+    │   ├── StorageExistsError   exclusive create met an existing name                        (FileExistsError)
+    │   └── StorageMissingError  a name that should exist does not                            (FileNotFoundError)
+    ├── CaptureError             evidence could not be kept or read
+    ├── EngineError              the engine behind a model server; carries status and body
+    │   ├── EngineUnavailableError   no connection, or the engine is not ready
+    │   ├── EngineTimeoutError       no answer in time
+    │   └── UnsupportedRequestError  the engine cannot do what the request asks (400/501)
+    ├── AgentError               what ran a rollout
+    │   └── AgentTimeoutError    it did not end in time
+    ├── ResourcesServerError     what scored a rollout
+    └── ClusterError             Ray, placement, or a server's start
+        ├── ServerStartError     a hosted server did not come up
+        └── RunNotFoundError     no running servers where they were looked for
+
+Ray pickles errors between processes and rebuilds them from ``args``; so every constructor here takes positional
+arguments and passes all of them on, and a test round-trips each class.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GymRayError(Exception):
+    """Base of every error of this package."""
+
+
+class SettingsError(GymRayError, ValueError):
+    """A setting is wrong. The message is one line: file, key, what is wrong, what would be right.
+
+    Args:
+        where: File, or ``command line``, that the value came from.
+        key: Dotted key.
+        problem: What is wrong.
+        remedy: What would be right.
+    """
+
+    def __init__(self, where: str, key: str, problem: str, remedy: str = "") -> None:
+        super().__init__(where, key, problem, remedy)
+        self.where, self.key, self.problem, self.remedy = where, key, problem, remedy
+
+    def __str__(self) -> str:
+        place = f"{self.where}: {self.key}" if self.key else self.where
+        return f"{place}: {self.problem}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class InputError(GymRayError, ValueError):
+    """A row of the input cannot be used.
+
+    Args:
+        path: The input file.
+        line: Line number counted from 1, or 0 for the file as a whole.
+        field: Dotted field, or "" for the line as a whole.
+        problem: What is wrong and what would be right.
+    """
+
+    def __init__(self, path: str | Path, line: int, field: str, problem: str) -> None:
+        super().__init__(str(path), line, field, problem)
+        self.path, self.line, self.field, self.problem = str(path), line, field, problem
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{place}: {self.field}: {self.problem}" if self.field else f"{place}: {self.problem}"
+
+
+class RolloutIdError(GymRayError, ValueError):
+    """A value cannot be a rollout id (A25); the message shows the value and the field it came from."""
+
+
+class StorageError(GymRayError, OSError):
+    """The storage below could not do what was asked; the message names the path."""
+
+
+class StorageExistsError(StorageError, FileExistsError):
+    """An exclusive create met a name that exists."""
+
+
+class StorageMissingError(StorageError, FileNotFoundError):
+    """A name that should exist does not."""
+
+
+class CaptureError(GymRayError):
+    """Evidence could not be kept or read; the message names the file and, where there is one, the line."""
+
+
+class EngineError(GymRayError):
+    """The engine behind a model server failed.
+
+    Args:
+        message: What happened, in words a client may see.
+        status: HTTP status that the client should get.
+        body: Answer body of the engine, b"" when there was none.
+    """
+
+    def __init__(self, message: str, status: int = 502, body: bytes = b"") -> None:
+        super().__init__(message, status, body)
+        self.message, self.status, self.body = message, status, body
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class EngineUnavailableError(EngineError):
+    """The engine could not be reached, or is not ready."""
+
+    def __init__(self, message: str, status: int = 503, body: bytes = b"") -> None:
+        super().__init__(message, status, body)
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer in time."""
+
+    def __init__(self, message: str, status: int = 504, body: bytes = b"") -> None:
+        super().__init__(message, status, body)
+
+
+class UnsupportedRequestError(EngineError):
+    """The engine cannot do what the request asks; the message names the field or the dialect."""
+
+    def __init__(self, message: str, status: int = 400, body: bytes = b"") -> None:
+        super().__init__(message, status, body)
+
+
+class AgentError(GymRayError):
+    """An agent could not run its rollout.
+
+    Args:
+        failure_class: ``agent_run_error``, ``agent_request_failed``, ``engine_unavailable`` … (D35).
+        message: What happened.
+        status: HTTP status that was seen, or None.
+        body: Text of the answer that was seen, "" when there was none.
+    """
+
+    def __init__(self, failure_class: str, message: str, status: int | None = None, body: str = "") -> None:
+        super().__init__(failure_class, message, status, body)
+        self.failure_class, self.message, self.status, self.body = failure_class, message, status, body
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class AgentTimeoutError(AgentError):
+    """The rollout did not end within its time (class ``agent_timeout``)."""
+
+    def __init__(
+        self, message: str, failure_class: str = "agent_timeout", status: int | None = None, body: str = ""
+    ) -> None:
+        super().__init__(failure_class, message, status, body)
+        self.args = (message, failure_class, status, body)
+
+
+class ResourcesServerError(GymRayError):
+    """What scores a rollout failed; the message names the server and the route."""
+
+
+class ClusterError(GymRayError):
+    """Ray or the placement of our actors failed."""
+
+
+class ServerStartError(ClusterError):
+    """A hosted server did not come up; the message holds the cause."""
+
+
+class RunNotFoundError(ClusterError):
+    """No running servers were found where they were looked for."""

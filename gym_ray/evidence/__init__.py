@@ -1,0 +1,1 @@
+"""From a row, an agent's reply and the captured calls to one finished record."""

@@ -1,0 +1,85 @@
+"""JSON that loses nothing: fast where orjson is exact, the standard library where it is not.
+
+orjson turns integers beyond 64 bits into floats without a word, refuses lone surrogates and NaN, and stops at a fixed
+nesting depth. Evidence must survive all four (A54, B40, B41), so each of them takes the slower exact path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import orjson
+
+__all__ = ["dumps", "loads", "loads_object"]
+
+# 19 digits is the shortest run that can pass 2^63; shorter ones are exact in orjson.
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+
+def loads(data: bytes) -> Any:
+    """Parse one JSON text.
+
+    Returns:
+        The value; integers of any size and lone surrogates are exact, NaN and infinities become floats.
+
+    Raises:
+        ValueError: The bytes are not UTF-8 JSON, or nest deeper than the interpreter can follow.
+    """
+    if not _LONG_NUMBER.search(data):
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            pass  # a lone surrogate, NaN or depth is not yet a failure: the exact parser decides
+    try:
+        return json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+def loads_object(data: bytes) -> dict[str, Any] | None:
+    """Parse one JSON text and return it if it is an object, else None; never raises for bad bytes."""
+    try:
+        value = loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def dumps(value: Any) -> bytes:
+    """Encode a value as compact UTF-8 JSON without a trailing line feed (A66).
+
+    Non-finite numbers become null, values without a JSON form become their string, lone surrogates stay as their
+    escape sequence, integers of any size are exact.
+
+    Raises:
+        ValueError: The value nests deeper than the interpreter can follow.
+    """
+    try:
+        return orjson.dumps(value, default=str)
+    except orjson.JSONEncodeError:
+        pass  # big integer, surrogate, non-string key or depth: the exact encoder decides
+    try:
+        text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), default=str)
+    except RecursionError:
+        raise ValueError("value is nested too deeply for JSON") from None
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return _escape_surrogates(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _escape_surrogates(text: str) -> bytes:
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match.group()):04x}", text).encode("utf-8")

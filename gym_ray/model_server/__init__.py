@@ -1,0 +1,1 @@
+"""The HTTP service in front of an engine: three generation routes, captured."""

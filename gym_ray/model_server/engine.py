@@ -1,0 +1,77 @@
+"""What a model server asks of an engine: an answer as it flows, in a dialect the engine speaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Engine", "EngineAnswer", "EngineRequest"]
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One generation request as the client sent it.
+
+    Attributes:
+        dialect: ``responses``, ``chat`` or ``messages``.
+        body: Parsed JSON object; never changed by an engine.
+        raw: The bytes it was parsed from.
+        headers: Client headers by lower-case name, hop-by-hop and credentials already left out.
+        query: Query string without the question mark.
+    """
+
+    dialect: str
+    body: Mapping[str, Any]
+    raw: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asked for server-sent events."""
+        return self.body.get("stream") is True
+
+
+@dataclass(slots=True)
+class EngineAnswer:
+    """An answer under way: status and headers are known, the body still flows.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers for the client (content type, rate limits …), no hop-by-hop ones.
+        body: The body's bytes as the engine sends them.
+        aclose: Ends the exchange with the engine; safe to call twice, called by whoever iterated ``body``.
+    """
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: AsyncIterator[bytes]
+    aclose: Callable[[], Awaitable[None]] = _nothing
+
+
+class Engine(Protocol):
+    """A model behind a model server. Engines raise :class:`gym_ray.errors.EngineError` and nothing else."""
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        """Dialects that :meth:`answer` takes; the server answers 501 for the others."""
+
+    async def start(self) -> None:
+        """Open clients and load what is needed; called once, before any other method."""
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once the engine answers; raise ``EngineUnavailableError`` with the cause when it does not in time."""
+
+    async def answer(self, request: EngineRequest) -> EngineAnswer:
+        """Return as soon as status and headers are known; the first body byte may come later."""
+
+    async def models(self) -> EngineAnswer:
+        """Answer ``GET /v1/models``."""
+
+    async def aclose(self) -> None:
+        """Release everything; idempotent."""

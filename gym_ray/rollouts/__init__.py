@@ -1,0 +1,1 @@
+"""Rows, attempts, the run log and its metrics."""

@@ -1,0 +1,1 @@
+"""Where bytes become durable: the only place that knows what "durable" means."""

@@ -1,0 +1,1 @@
+"""Fakes and conformance suites for tests, shipped with the package."""

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from gym_ray import errors
+
+SAMPLES: dict[str, tuple[object, ...]] = {
+    "SettingsError": ("env.yaml", "policy_model.port", "'x' is not a port", "use 1 to 65535"),
+    "InputError": ("rows.jsonl", 3, "agent_ref.name", "unknown agent"),
+    "EngineError": ("gone", 502, b"{}"),
+    "EngineUnavailableError": ("gone", 503, b"{}"),
+    "EngineTimeoutError": ("late", 504, b""),
+    "UnsupportedRequestError": ("n > 1", 400, b""),
+    "AgentError": ("agent_run_error", "broke", 500, "text"),
+    "AgentTimeoutError": ("late",),
+}
+
+
+def classes() -> list[type[errors.GymRayError]]:
+    return [
+        item
+        for _, item in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(item, errors.GymRayError) and item.__module__ == errors.__name__
+    ]
+
+
+@pytest.mark.parametrize("cls", classes(), ids=lambda cls: cls.__name__)
+def test_every_error_survives_pickling_with_all_it_carries(cls: type[errors.GymRayError]) -> None:
+    error = cls(*SAMPLES.get(cls.__name__, ("message",)))
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_the_tree_in_the_docstring_names_every_class() -> None:
+    missing = [cls.__name__ for cls in classes() if cls.__name__ not in (errors.__doc__ or "")]
+    assert missing == []
+
+
+def test_settings_error_is_one_line_with_file_key_problem_and_remedy() -> None:
+    error = errors.SettingsError("a.yaml", "x.y", "is wrong", "use z")
+    assert str(error) == "a.yaml: x.y: is wrong; use z"
+
+
+def test_input_error_names_file_line_and_field() -> None:
+    assert str(errors.InputError("r.jsonl", 7, "input", "missing")) == "r.jsonl:7: input: missing"

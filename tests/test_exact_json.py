@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_ray import exact_json
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(min_value=-(2**80), max_value=2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(alphabet=st.characters(exclude_categories=[])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_what_is_written_is_read_back_exactly(value: object) -> None:
+    line = exact_json.dumps(value)
+    assert b"\n" not in line
+    line.decode("utf-8")
+    assert exact_json.loads(line) == value
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 9007199254740993, 10**40])
+def test_integers_beyond_64_bits_are_exact_both_ways(number: int) -> None:
+    assert exact_json.loads(b'{"n":%d}' % number) == {"n": number}
+    assert exact_json.dumps({"n": number}) == b'{"n":%d}' % number
+
+
+def test_a_lone_surrogate_survives_as_its_escape() -> None:
+    value = exact_json.loads(b'{"t":"cut \\ud83d"}')
+    assert value == {"t": "cut \ud83d"}
+    assert exact_json.dumps(value) == b'{"t":"cut \\ud83d"}'
+
+
+def test_odd_values_have_a_json_form() -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    line = exact_json.dumps({1: float("nan"), "big": 2**70, "o": Odd(), "l": [float("inf")], "é": (1,)})
+    assert json.loads(line) == {"1": None, "big": 2**70, "o": "odd", "l": [None], "é": [1]}
+    assert "é".encode() in line
+
+
+def test_too_deep_is_a_value_error_and_no_object() -> None:
+    deep = b"[" * 200_000 + b"]" * 200_000
+    with pytest.raises(ValueError, match="deep"):
+        exact_json.loads(deep)
+    assert exact_json.loads_object(deep) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"nope", b"\xff{}", b'"text"'])
+def test_only_objects_are_objects(data: bytes) -> None:
+    assert exact_json.loads_object(data) is None
