@@ -1,0 +1,39 @@
+# Each target sets itself up: where only make and Python (3.11 to 3.13) are there, it creates .venv and installs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NAME ?= capture_cost
+EVAL_DIR ?= results
+
+.PHONY: eval test check format bench clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "gym-ray needs Python 3.11 to 3.13; set PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	touch $(STAMP)
+
+eval: $(STAMP)
+	$(BIN)/gym-ray eval run \
+	  --resources-server mcqa --resources-server order_desk --model-type local_model \
+	  --input examples/mixed.jsonl --output $(EVAL_DIR)/rollouts.jsonl \
+	  ++observability_enabled=true ++model_call_capture_dir="$(abspath $(EVAL_DIR))/model-calls"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy gym_ray actors
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/$(NAME).py
+
+clean:
+	rm -rf build dist *.egg-info results outputs benchmarks/results
