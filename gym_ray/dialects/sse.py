@@ -1,0 +1,151 @@
+"""Frames server-sent events on the bytes as they come off the wire.
+
+A stream may be cut anywhere, so framing happens on bytes and only whole events are decoded (A77). Lines end at LF, CR
+or CRLF and at nothing else: U+2028 inside JSON is an ordinary character. Every byte is looked at a fixed number of
+times (A82a); this module must never search again what an earlier chunk already went through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gym_ray import exact_json
+
+__all__ = ["Event", "EventScanner", "parse_objects", "parse_payload"]
+
+_BOM = b"\xef\xbb\xbf"
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream.
+
+    Attributes:
+        name: Value of its last ``event:`` line without blanks around it, "" when there was none.
+        data: Its ``data:`` lines joined with LF, each without one leading blank; b"" when there were none.
+        end: Offset just behind its blank line in the whole stream. Of a CRLF only the CR counts, because the LF may
+            still be on its way; so the offset does not depend on how the stream was cut.
+    """
+
+    name: str
+    data: bytes
+    end: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the payload is the ``[DONE]`` sentinel; blanks around it are tolerated (A82)."""
+        return len(self.data) < 64 and self.data.strip() == _DONE
+
+
+class EventScanner:
+    """Turns chunks of a stream into events, in time linear in the bytes, however they are cut.
+
+    Attributes:
+        bytes_examined: Bytes gone through so far, counting a byte each time it is searched or copied into a line. At
+            most twice the bytes fed: the measure behind the promise of linear work.
+    """
+
+    __slots__ = ("_data", "_first_line", "_name", "_offset", "_partial", "_seen", "_swallow_lf", "bytes_examined")
+
+    def __init__(self) -> None:
+        self.bytes_examined = 0
+        self._offset = 0
+        self._partial: list[bytes] = []  # pieces of a line whose end has not come
+        self._swallow_lf = False  # the last chunk ended in CR: a LF now belongs to that line end
+        self._first_line = True
+        self._name = ""
+        self._data: list[bytes] = []
+        self._seen = False  # the open event has a name or data
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Take the next bytes and return the events whose blank line is now complete, in order."""
+        if self._swallow_lf and chunk:
+            self._swallow_lf = False
+            if chunk.startswith(b"\n"):
+                self._offset += 1
+                chunk = chunk[1:]
+        if not chunk:
+            return []
+        self.bytes_examined += len(chunk)
+        events: list[Event] = []
+        for piece in chunk.splitlines(keepends=True):
+            self._offset += len(piece)
+            ending = 2 if piece.endswith(b"\r\n") else 1 if piece.endswith((b"\n", b"\r")) else 0
+            if not ending:
+                self._partial.append(piece)
+                continue
+            line = self._whole_line(piece[:-ending])
+            if line:
+                self._take(line)
+            elif self._seen:
+                events.append(self._dispatch(self._offset - ending + 1))
+        self._swallow_lf = chunk.endswith(b"\r")
+        return events
+
+    def close(self) -> list[Event]:
+        """End the stream and return the last event if its blank line never came (A80)."""
+        line = self._whole_line(b"")
+        if line:
+            self._take(line)
+        return [self._dispatch(self._offset)] if self._seen else []
+
+    def _whole_line(self, tail: bytes) -> bytes:
+        if self._partial:
+            self._partial.append(tail)
+            line = b"".join(self._partial)
+            self._partial = []
+            self.bytes_examined += len(line)
+        else:
+            line = tail
+        if self._first_line:
+            self._first_line = False
+            line = line.removeprefix(_BOM)
+        return line
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            self._seen = True
+        elif line.startswith(b"event:"):
+            self._name = line[6:].decode("utf-8", "replace").strip()
+            self._seen = True
+
+    def _dispatch(self, end: int) -> Event:
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        event = Event(self._name, data, end)
+        self._name, self._data, self._seen = "", [], False
+        return event
+
+
+def parse_payload(data: bytes) -> Any:
+    """Parse the JSON payload of one event; bytes that are not UTF-8 become U+FFFD first (A77).
+
+    Raises:
+        ValueError: The payload is not JSON.
+    """
+    try:
+        return exact_json.loads(data)
+    except UnicodeDecodeError:
+        return exact_json.loads(data.decode("utf-8", "replace").encode("utf-8"))
+
+
+def parse_objects(body: bytes) -> list[dict[str, Any]]:
+    """Return the JSON objects that a stream carried, in order (A77-A80).
+
+    A last event without blank line counts. Events without data, ``[DONE]``, payloads that are not JSON and JSON that is
+    not an object are left out; nothing raises.
+    """
+    scanner = EventScanner()
+    objects: list[dict[str, Any]] = []
+    for event in [*scanner.feed(body), *scanner.close()]:
+        if not event.data or event.done:
+            continue
+        try:
+            value = parse_payload(event.data)
+        except ValueError:
+            continue  # the raw bytes are kept beside the view; a payload that is no JSON adds nothing to it (A79)
+        if isinstance(value, dict):
+            objects.append(value)
+    return objects

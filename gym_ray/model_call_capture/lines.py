@@ -1,0 +1,61 @@
+"""Reads the lines of one capture file, tolerantly.
+
+Pure functions on bytes that somebody else read under the lock (A67). A damaged line costs itself and no other, and it
+keeps its place in the count, so that ``call_index`` means the same before and after the damage (A70b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gym_ray import exact_json
+
+__all__ = ["CaptureSnapshot", "iterate_lines", "parse_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSnapshot:
+    """What a rollout's capture was at one moment, read under the lock.
+
+    Attributes:
+        data: Bytes of the capture file, None when there is no file.
+        incomplete: Whether the rollout is marked as having lost a record.
+        error: Why the file could not be read, None when it could; ``data`` is None then.
+    """
+
+    data: bytes | None
+    incomplete: bool
+    error: str | None = None
+
+
+def iterate_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield ``(index, line)`` for every non-blank line, counted from 0; only LF ends a line."""
+    index = start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        line = data[start:] if end < 0 else data[start:end]
+        start = len(data) if end < 0 else end + 1
+        if not line or line.isspace():
+            continue
+        yield index, line
+        index += 1
+
+
+def parse_lines(data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+    """Parse the bytes of a capture file (A70b).
+
+    Returns:
+        The exchanges with their line index, and the number of lines that hold no JSON object (torn, damaged, not UTF-8,
+        or JSON of another kind). The index counts non-blank lines, damaged ones too.
+    """
+    exchanges: list[tuple[int, dict[str, Any]]] = []
+    invalid = 0
+    for index, line in iterate_lines(data):
+        exchange = exact_json.loads_object(line)
+        if exchange is None:
+            invalid += 1
+        else:
+            exchanges.append((index, exchange))
+    return exchanges, invalid
