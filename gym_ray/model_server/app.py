@@ -1,0 +1,192 @@
+"""The HTTP service in front of an engine: three generation routes, forwarded as they are.
+
+An answer reaches the client as the engine sends it, byte for byte. When an engine dies in mid-answer the client's
+connection is cut; an answer that did not end well never looks as if it had.
+"""
+
+from __future__ import annotations
+
+import hmac
+from contextlib import aclosing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gym_ray import exact_json
+from gym_ray.correlation import split_rollout_prefix
+from gym_ray.dialects import DIALECT_BY_PATH
+from gym_ray.errors import EngineError
+from gym_ray.model_server.disconnect import CancelOnDisconnect
+from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
+from gym_ray.model_server.errors_wire import (
+    InvalidBodyError,
+    engine_error_response,
+    error_response,
+    invalid_body_response,
+)
+from gym_ray.model_server.headers import request_headers
+
+__all__ = ["DEFAULT_MAX_BODY_BYTES", "build_app"]
+
+DEFAULT_MAX_BODY_BYTES = 64 * 1024**2
+_HEALTH_TIMEOUT_S = 5.0
+
+
+def build_app(
+    engine: Engine,
+    *,
+    server_name: str,
+    run_token: str | None = None,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+) -> Starlette:
+    """Build the application of one model server.
+
+    Starting and stopping the engine is the host's work; the application only uses it.
+
+    Args:
+        engine: The model behind the routes, started.
+        server_name: Name of the server in the settings.
+        run_token: Token that clients must send as their API key; None accepts everybody.
+        max_body_bytes: Largest request body; a larger one is a 413.
+    """
+    service = _Service(engine, server_name, run_token, max_body_bytes)
+    routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
+    routes.append(Route("/v1/models", service.models, methods=["GET"]))
+    routes.append(Route("/health", service.health, methods=["GET"]))
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(CancelOnDisconnect)],
+        exception_handlers={HTTPException: _refused, Exception: _failed},
+    )
+
+
+class _Service:
+    def __init__(self, engine: Engine, server_name: str, run_token: str | None, max_body_bytes: int) -> None:
+        self._engine = engine
+        self._server_name = server_name
+        self._run_token = run_token.encode() if run_token else None
+        self._max_body_bytes = max_body_bytes
+
+    async def generate(self, request: Request) -> Response:
+        """Answer one generation request from the engine."""
+        dialect = DIALECT_BY_PATH[request.url.path]
+        self._check_token(request)
+        raw = await self._read_body(request)
+        try:
+            body = _parse_object(raw)
+        except InvalidBodyError as problem:
+            return invalid_body_response(dialect, problem)
+        if dialect not in self._engine.dialects:
+            return error_response(dialect, 501, self._unspoken(dialect))
+        headers = request_headers(request.headers.items())
+        try:
+            answer = await self._engine.answer(EngineRequest(dialect, body, raw, headers, request.url.query))
+        except EngineError as exc:
+            return engine_error_response(dialect, exc)
+        return _EngineResponse(answer)
+
+    async def models(self, request: Request) -> Response:
+        """Answer ``GET /v1/models`` from the engine."""
+        self._check_token(request)
+        try:
+            return _EngineResponse(await self._engine.models())
+        except EngineError as exc:
+            return engine_error_response(None, exc)
+
+    async def health(self, _request: Request) -> Response:
+        """Say whether the engine answers; 503 with the cause when it does not."""
+        try:
+            await self._engine.ready(_HEALTH_TIMEOUT_S)
+        except EngineError as exc:
+            return JSONResponse({"status": "unavailable", "server": self._server_name, "error": exc.message}, 503)
+        return JSONResponse({"status": "ok", "server": self._server_name})
+
+    def _check_token(self, request: Request) -> None:
+        if self._run_token is None:
+            return
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        offered = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(offered.encode("utf-8", "surrogateescape"), self._run_token):
+            raise HTTPException(
+                401, "this server needs the run's token as API key (Authorization: Bearer or x-api-key)"
+            )
+
+    async def _read_body(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_body_bytes:
+            raise self._too_large(declared)
+        chunks: list[bytes] = []
+        size = 0
+        async with aclosing(request.stream()) as body:
+            async for chunk in body:
+                size += len(chunk)
+                if size > self._max_body_bytes:
+                    raise self._too_large(f"more than {self._max_body_bytes}")
+                chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self, size: str) -> HTTPException:
+        limit = f"this server takes at most {self._max_body_bytes} bytes"
+        return HTTPException(413, f"the request body is too large ({size} bytes); {limit}")
+
+    def _unspoken(self, dialect: str) -> str:
+        paths = [f"{spoken} ({path})" for path, spoken in DIALECT_BY_PATH.items() if spoken in self._engine.dialects]
+        return (
+            f"the engine of model server {self._server_name!r} does not speak the {dialect} dialect; "
+            f"it speaks: {', '.join(paths) or 'none'}"
+        )
+
+
+class _EngineResponse(Response):
+    """Relays an engine's answer; whatever ends it early ends the client's connection too."""
+
+    def __init__(self, answer: EngineAnswer) -> None:
+        self.status_code = answer.status
+        self.background = None
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive  # only the answer matters
+        answer = self._answer
+        try:
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for chunk in answer.body:
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await answer.aclose()
+
+
+def _parse_object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = exact_json.loads(raw)
+    except ValueError as exc:
+        raise InvalidBodyError.from_json_error(exc) from None
+    if not isinstance(body, dict):
+        raise InvalidBodyError("dict_type", "Input should be a valid dictionary")
+    return body
+
+
+def _dialect_of(request: Request) -> str | None:
+    path = request.scope["path"]
+    prefixed = split_rollout_prefix(path)
+    return DIALECT_BY_PATH.get(prefixed.rest if prefixed else path)
+
+
+async def _refused(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    response = error_response(_dialect_of(request), exc.status_code, exc.detail)
+    response.headers.update(exc.headers or {})
+    return response
+
+
+async def _failed(request: Request, exc: Exception) -> Response:
+    return error_response(_dialect_of(request), 500, f"the model server failed: {type(exc).__name__}")

@@ -1,0 +1,89 @@
+"""Failures as clients of each dialect expect them: SDKs raise their own typed errors from these bodies.
+
+Every text here may reach a client, so none is taken from an unexpected exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from gym_ray import exact_json
+from gym_ray.dialects import MESSAGES
+from gym_ray.errors import EngineError
+
+__all__ = ["InvalidBodyError", "engine_error_response", "error_response", "invalid_body_response"]
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class InvalidBodyError(ValueError):
+    """A request body is not a JSON object.
+
+    Args:
+        kind: Machine-readable kind, ``json_invalid`` or ``dict_type``.
+        message: What is wrong.
+        where: What follows ``body`` in the location, such as the offset of the first bad character.
+    """
+
+    def __init__(self, kind: str, message: str, where: Sequence[int | str] = ()) -> None:
+        super().__init__(kind, message, where)
+        self.kind, self.message, self.where = kind, message, where
+
+    @classmethod
+    def from_json_error(cls, error: ValueError) -> InvalidBodyError:
+        """Describe bytes that are no JSON."""
+        if isinstance(error, json.JSONDecodeError):
+            return cls("json_invalid", "JSON decode error", (error.pos,))
+        if isinstance(error, UnicodeDecodeError):
+            return cls("json_invalid", "JSON decode error", (error.start,))
+        return cls("json_invalid", f"JSON decode error: {error}", (0,))
+
+
+def error_response(dialect: str | None, status: int, message: str) -> Response:
+    """Return ``message`` in the error shape of ``dialect``; OpenAI's shape outside of the three routes."""
+    return _json(status, _error(dialect, status, message))
+
+
+def invalid_body_response(dialect: str, problem: InvalidBodyError) -> Response:
+    """Return the 422 that carries both ``detail`` and the dialect's own ``error`` (A183)."""
+    detail = {"type": problem.kind, "loc": ["body", *problem.where], "msg": problem.message}
+    text = f"request body: {problem.message}; a JSON object is needed"
+    return _json(422, {"detail": [detail], **_error(dialect, 422, text)})
+
+
+def engine_error_response(dialect: str | None, error: EngineError) -> Response:
+    """Return an engine's failure: its own body where it gave one, else its message in the dialect's shape."""
+    if error.body:
+        return Response(error.body, error.status, media_type="application/json")
+    return error_response(dialect, error.status, error.message)
+
+
+def _error(dialect: str | None, status: int, message: str) -> dict[str, Any]:
+    fallback = "invalid_request_error" if status < 500 else None
+    if dialect == MESSAGES:
+        kind = _MESSAGES_TYPES.get(status, fallback or "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    kind = _OPENAI_TYPES.get(status, fallback or "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def _json(status: int, body: dict[str, Any]) -> Response:
+    return Response(exact_json.dumps(body), status, media_type="application/json")

@@ -1,0 +1,70 @@
+"""Which headers pass through a model server, in each direction.
+
+Credentials never pass: the client's key opens this server, not the engine, and an engine's cookie is not the client's.
+``Accept-Encoding`` stays behind so that answers arrive readable, ``Content-Encoding`` stays honest (B11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["answer_headers", "request_headers"]
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_TO_ENGINE = _HOP_BY_HOP | {
+    "accept-encoding",
+    "api-key",
+    "authorization",
+    "content-encoding",
+    "content-length",
+    "cookie",
+    "expect",
+    "host",
+    "openai-organization",
+    "openai-project",
+    "x-api-key",
+    "x-goog-api-key",
+}
+_NOT_TO_CLIENT = _HOP_BY_HOP | {"alt-svc", "date", "server", "set-cookie", "strict-transport-security"}
+
+
+def request_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return a client's headers that an engine may see, by lower-case name; repeated ones are joined by a comma."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    hidden = _NOT_TO_ENGINE | _named_by_connection(pairs)
+    kept: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in hidden:
+            kept[name] = f"{kept[name]}, {value}" if name in kept else value
+    return kept
+
+
+def answer_headers(headers: Iterable[tuple[str, str]], *, decoded: bool = False) -> list[tuple[str, str]]:
+    """Return an engine's headers that a client may see.
+
+    Args:
+        headers: As the engine sent them.
+        decoded: The body was decompressed on the way, so its coding and length no longer hold.
+    """
+    pairs = [(name.lower(), value) for name, value in headers]
+    hidden = _NOT_TO_CLIENT | _named_by_connection(pairs)
+    if decoded:
+        hidden |= {"content-encoding", "content-length"}
+    return [(name, value) for name, value in pairs if name not in hidden]
+
+
+def _named_by_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
+    named = (item.strip().lower() for name, value in pairs if name == "connection" for item in value.split(","))
+    return frozenset(named)
