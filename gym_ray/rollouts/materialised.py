@@ -1,0 +1,301 @@
+"""The expanded rows of a run: written once, in dispatch order, and read one by one when they are dispatched (D8-D18).
+
+A run of a million rows costs eight bytes a row here. The rows themselves stay in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gym_ray import exact_json
+from gym_ray.correlation import check_rollout_id, derive_rollout_id
+from gym_ray.errors import InputError, RolloutIdError
+from gym_ray.rollouts.rows import InputRow, RowOptions, explicit_id, read_rows
+
+__all__ = ["AttemptRow", "Materialisation", "MaterialisedRows", "materialise_rows"]
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Materialisation:
+    """What an expansion wrote.
+
+    Attributes:
+        rows: Expanded rows.
+        tasks: Distinct tasks.
+        sha256: Digest of the file, hexadecimal.
+        warnings: What is legal but surprising, one sentence each.
+    """
+
+    rows: int
+    tasks: int
+    sha256: str
+    warnings: tuple[str, ...]
+
+
+def materialise_rows(source: Path, destination: Path, options: RowOptions) -> Materialisation:
+    """Validate every row of ``source``, expand them, and write them to ``destination``, synced.
+
+    The input is read twice: once to validate all of it and to learn which indices and ids callers use, once to write.
+    Memory while this runs: the digest of each distinct task; after it: nothing.
+
+    Raises:
+        InputError: A row cannot be used, or two rollouts would share an id (D23). ``destination`` is then removed.
+        OSError: ``destination`` cannot be written.
+    """
+    warnings: set[str] = set()
+    taken = _taken_by_callers(source, options, warnings)
+    try:
+        with destination.open("w+b") as out:
+            indices = _expand(source, out, options, taken)
+            if options.interleave_repeats:
+                _interleave(out, indices)
+            out.flush()
+            os.fsync(out.fileno())
+            out.seek(0)
+            digest = hashlib.file_digest(out, "sha256").hexdigest()
+    except BaseException:
+        destination.unlink(missing_ok=True)
+        raise
+    return Materialisation(len(indices.repeat), indices.task_count, digest, tuple(sorted(warnings)))
+
+
+@dataclass(slots=True)
+class _Taken:
+    tasks: set[str]
+    ids: set[str]
+
+
+def _taken_by_callers(source: Path, options: RowOptions, warnings: set[str]) -> _Taken:
+    taken = _Taken(set(), set())
+    agents: set[str] = set()
+    for row in read_rows(source, options, warnings=warnings):
+        agents.update(name for name in (row.agent, row.routed) if name)
+        if row.value.get("_ng_task_index") is not None:
+            taken.tasks.add(str(row.value["_ng_task_index"]))
+        explicit = explicit_id(row.value)
+        if explicit is None:
+            continue
+        if explicit in taken.ids or row.repeats > 1:
+            problem = (
+                f"{explicit!r} would name several rollouts, whose calls would mix; give each row and repeat its own"
+            )
+            raise InputError(source, row.line, "_ng_rollout_id", problem)
+        taken.ids.add(explicit)
+    if isinstance(options.num_repeats, Mapping):
+        idle = sorted(set(options.num_repeats) - agents - {"_default"})
+        warnings.update(f"num_repeats.{name} matches no row" for name in idle)
+    return taken
+
+
+class _Indices:
+    """Hands out task and rollout indices (D8, D10)."""
+
+    def __init__(self, taken: _Taken) -> None:
+        self._taken = taken
+        self._next_task = 0
+        self._by_content: dict[bytes, int] = {}
+        self._repeats: dict[str, int] = {}
+        self.repeat = array("L")
+
+    @property
+    def task_count(self) -> int:
+        return len(self._repeats)
+
+    def task(self, row: InputRow) -> Any:
+        given = row.value.get("_ng_task_index")
+        if given is not None:
+            return given
+        key = _content_digest(row.content)
+        if key not in self._by_content:
+            while str(self._next_task) in self._taken.tasks:
+                self._next_task += 1
+            self._by_content[key] = self._next_task
+            self._next_task += 1
+        return self._by_content[key]
+
+    def rollout(self, task: Any) -> int:
+        index = self._repeats.get(str(task), 0)
+        self._repeats[str(task)] = index + 1
+        self.repeat.append(index)
+        return index
+
+
+def _content_digest(content: Mapping[str, Any]) -> bytes:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("ascii"), digest_size=16).digest()
+
+
+def _expand(source: Path, out: BinaryIO, options: RowOptions, taken: _Taken) -> _Indices:
+    indices = _Indices(taken)
+    for row in read_rows(source, options):
+        task = indices.task(row)
+        for _ in range(row.repeats):
+            value = dict(row.value)
+            value["_ng_task_index"] = task
+            value["_ng_rollout_index"] = indices.rollout(task)
+            if options.num_repeats_add_seed:
+                _add_seed(source, row.line, value)
+            _check_derived_id(source, row.line, value, taken)
+            out.write(exact_json.dumps(value) + b"\n")
+    return indices
+
+
+def _check_derived_id(source: Path, line: int, value: Mapping[str, Any], taken: _Taken) -> None:
+    if explicit_id(value) is None:
+        rollout_id = derive_rollout_id(value)
+        if rollout_id in taken.ids:
+            raise InputError(
+                source, line, "_ng_task_index", f"derived id {rollout_id!r} is another row's _ng_rollout_id"
+            )
+
+
+def _add_seed(source: Path, line: int, value: dict[str, Any]) -> None:
+    body = dict(value["responses_create_params"])
+    metadata = dict(body.get("metadata") or {})
+    extra = exact_json.loads_object(str(metadata.get("extra_body") or "{}").encode("utf-8", "surrogatepass"))
+    if extra is None:
+        name = "responses_create_params.metadata.extra_body"
+        raise InputError(source, line, name, "must be a text that holds a JSON object, so that a seed can be added")
+    extra["seed"] = value["_ng_rollout_index"]
+    metadata["extra_body"] = json.dumps(extra)
+    body["metadata"] = metadata
+    value["responses_create_params"] = body
+
+
+def _interleave(out: BinaryIO, indices: _Indices) -> None:
+    """Reorder the written lines by rollout index, stably (D11): a counting sort over offsets, then one copy."""
+    out.flush()
+    offsets = _line_offsets(out)
+    starts = array("Q", bytes(8 * (max(indices.repeat) + 2)))
+    for repeat in indices.repeat:
+        starts[repeat + 1] += 1
+    for repeat in range(1, len(starts)):
+        starts[repeat] += starts[repeat - 1]
+    order = array("Q", bytes(8 * len(indices.repeat)))
+    for ordinal, repeat in enumerate(indices.repeat):
+        order[starts[repeat]] = ordinal
+        starts[repeat] += 1
+    end = offsets[-1]
+    out.seek(end)
+    for ordinal in order:
+        out.write(os.pread(out.fileno(), offsets[ordinal + 1] - offsets[ordinal], offsets[ordinal]))
+    out.flush()
+    _drop_front(out, end)
+
+
+def _drop_front(out: BinaryIO, length: int) -> None:
+    position = 0
+    while chunk := os.pread(out.fileno(), _CHUNK, length + position):
+        os.pwrite(out.fileno(), chunk, position)
+        position += len(chunk)
+    os.ftruncate(out.fileno(), position)
+
+
+def _line_offsets(file: BinaryIO) -> array[int]:
+    """Return the offset of each line and of the end; the last line must end with a line feed."""
+    offsets, base = array("Q", [0]), 0
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        at = chunk.find(b"\n")
+        while at >= 0:
+            offsets.append(base + at + 1)
+            at = chunk.find(b"\n", at + 1)
+        base += len(chunk)
+    if offsets[-1] != base:
+        offsets.append(base)
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """A row made ready for one attempt.
+
+    Attributes:
+        data: The row object as JSON.
+        rollout_id: Capture key of this attempt.
+        agent: Agent that runs it.
+    """
+
+    data: bytes
+    rollout_id: str
+    agent: str
+
+
+class MaterialisedRows:
+    """Random access to the rows of a materialised file. Close it, or use it as a context manager.
+
+    Raises:
+        InputError: The file is missing, empty or cut off in the middle of a row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise InputError(path, 0, "", f"cannot read the materialised rows: {error.strerror or error}") from error
+        self._offsets = _line_offsets(self._file)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if len(self) and os.pread(self._file.fileno(), 1, self._offsets[-1] - 1) != b"\n":
+            self.close()
+            raise InputError(self.path, len(self), "", "the file is cut off here; start the run afresh")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __enter__(self) -> MaterialisedRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; safe to repeat."""
+        self._file.close()
+
+    def read(self, ordinal: int) -> bytes:
+        """Return one row as JSON, without its line feed.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        if not 0 <= ordinal < len(self):
+            raise IndexError(f"{self.path} has {len(self)} rows, not a row {ordinal}")
+        start = self._offsets[ordinal]
+        return os.pread(self._file.fileno(), self._offsets[ordinal + 1] - start - 1, start)
+
+    def attempt(self, ordinal: int, attempt: int) -> AttemptRow:
+        """Return one row made ready for an attempt: ``_ng_attempt_index`` counts on from the row's own (D10, D55).
+
+        Raises:
+            InputError: The line is damaged.
+        """
+        data = self.read(ordinal)
+        row = exact_json.loads_object(data)
+        if row is None:
+            raise InputError(self.path, ordinal + 1, "", "the materialised row is damaged; start the run afresh")
+        if attempt:
+            row["_ng_attempt_index"] = int(row.get("_ng_attempt_index") or 0) + attempt
+            data = exact_json.dumps(row)
+        ref = row.get("agent_ref")
+        agent = ref.get("name") if isinstance(ref, dict) else None
+        if not isinstance(agent, str):
+            raise InputError(
+                self.path, ordinal + 1, "agent_ref.name", "missing; give the row an agent and start afresh"
+            )
+        try:
+            rollout_id = check_rollout_id(derive_rollout_id(row), "_ng_task_index/_ng_rollout_index")
+        except RolloutIdError as error:
+            raise InputError(self.path, ordinal + 1, "", str(error)) from error
+        return AttemptRow(data, rollout_id, agent)
