@@ -7,12 +7,13 @@ times (A82a); this module must never search again what an earlier chunk already 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from gym_ray import exact_json
 
-__all__ = ["Event", "EventScanner", "parse_objects", "parse_payload"]
+__all__ = ["Event", "EventScanner", "iterate_objects", "parse_objects", "parse_payload"]
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
@@ -131,14 +132,13 @@ def parse_payload(data: bytes) -> Any:
         return exact_json.loads(data.decode("utf-8", "replace").encode("utf-8"))
 
 
-def parse_objects(body: bytes) -> list[dict[str, Any]]:
-    """Return the JSON objects that a stream carried, in order (A77-A80).
+def iterate_objects(body: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ``(event name, JSON object)`` for what a stream carried, in order (A77-A80).
 
     A last event without blank line counts. Events without data, ``[DONE]``, payloads that are not JSON and JSON that is
     not an object are left out; nothing raises.
     """
     scanner = EventScanner()
-    objects: list[dict[str, Any]] = []
     for event in [*scanner.feed(body), *scanner.close()]:
         if not event.data or event.done:
             continue
@@ -147,5 +147,9 @@ def parse_objects(body: bytes) -> list[dict[str, Any]]:
         except ValueError:
             continue  # the raw bytes are kept beside the view; a payload that is no JSON adds nothing to it (A79)
         if isinstance(value, dict):
-            objects.append(value)
-    return objects
+            yield event.name, value
+
+
+def parse_objects(body: bytes) -> list[dict[str, Any]]:
+    """Return the JSON objects that a stream carried, as :func:`iterate_objects` finds them."""
+    return [value for _, value in iterate_objects(body)]

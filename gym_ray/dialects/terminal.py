@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
+from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, chat, messages, responses
 from gym_ray.dialects.sse import Event, EventScanner, parse_payload
 
 __all__ = ["COMPLETE", "ERROR", "INCOMPLETE", "TerminalScanner", "is_error_payload"]
@@ -19,14 +19,9 @@ INCOMPLETE = "incomplete"
 ERROR = "error"
 
 _TERMINALS = {
-    RESPONSES: {
-        "response.completed": COMPLETE,
-        "response.incomplete": INCOMPLETE,
-        "response.failed": ERROR,
-        "error": ERROR,
-    },
-    CHAT: {"error": ERROR},
-    MESSAGES: {"message_stop": COMPLETE, "error": ERROR},
+    RESPONSES: responses.TERMINAL_EVENTS,
+    CHAT: chat.TERMINAL_EVENTS,
+    MESSAGES: messages.TERMINAL_EVENTS,
 }
 
 # A payload that names none of these cannot end a stream, so the many small deltas are not parsed. An escape could spell

@@ -1,0 +1,109 @@
+"""Reads token counts from a usage block of any dialect or gateway.
+
+Unknown is None, never 0 (A4). Only what a provider reported as a count is a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["TokenCounts", "count", "token_counts"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one call, None where not reported.
+
+    Attributes:
+        tokens_in: Prompt tokens, those from a cache and those written to it included.
+        tokens_out: Generated tokens.
+        tokens_reasoning: Generated tokens that were reasoning.
+        tokens_total: The total as reported, else in plus out.
+        cached_tokens: Prompt tokens that came from a cache.
+        cache_hit: Whether any did.
+        cache_creation_tokens: Prompt tokens written to a cache.
+    """
+
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_reasoning: int | None = None
+    tokens_total: int | None = None
+    cached_tokens: int | None = None
+    cache_hit: bool | None = None
+    cache_creation_tokens: int | None = None
+
+
+_UNKNOWN = TokenCounts()
+_NOTHING: Mapping[str, Any] = {}
+
+
+def count(value: object) -> int | None:
+    """Return a value that is a count (a JSON integer of at least 0), else None; a boolean is none (A105)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first(*values: object) -> int | None:
+    for value in values:
+        found = count(value)
+        if found is not None:
+            return found
+    return None
+
+
+def token_counts(usage: object) -> TokenCounts:
+    """Read the token counts of a usage block (A105-A111); never raises."""
+    if not isinstance(usage, Mapping) or not usage:
+        return _UNKNOWN
+    get = usage.get
+    prompt_details, input_details = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
+    tokens_in = _tokens_in(usage, details=prompt_details is not None or input_details is not None)
+    tokens_out = _first(get("output_tokens"), get("completion_tokens"))
+    total = count(get("total_tokens"))
+    if total is None and tokens_in is not None and tokens_out is not None:
+        total = tokens_in + tokens_out
+    prompt_details, input_details = prompt_details or _NOTHING, input_details or _NOTHING
+    cached = _first(
+        prompt_details.get("cached_tokens"),
+        prompt_details.get("cached_input_tokens"),
+        input_details.get("cached_tokens"),
+        input_details.get("cached_input_tokens"),
+        get("cache_read_input_tokens"),
+        get("cached_input_tokens"),
+    )
+    reasoning = _first(
+        (_details(usage, "output_tokens_details") or _NOTHING).get("reasoning_tokens"),
+        (_details(usage, "completion_tokens_details") or _NOTHING).get("reasoning_tokens"),
+        get("reasoning_output_tokens"),
+    )
+    return TokenCounts(
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        tokens_reasoning=reasoning,
+        tokens_total=total,
+        cached_tokens=cached,
+        cache_hit=None if cached is None else cached > 0,
+        cache_creation_tokens=count(get("cache_creation_input_tokens")),
+    )
+
+
+def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = usage.get(name)
+    return value if isinstance(value, Mapping) else None
+
+
+def _tokens_in(usage: Mapping[str, Any], *, details: bool) -> int | None:
+    """Prompt tokens; Anthropic counts cached ones apart, so they are added, but only there (A106, A107)."""
+    size = count(usage.get("input_tokens"))
+    if size is None:
+        size = count(usage.get("prompt_tokens"))
+        if size is not None:
+            return size
+    if details:
+        return size
+    read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    cache = (read or 0) + (written or 0)
+    if size is None:
+        return cache or None
+    return size + cache

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
+from gym_ray.dialects.terminal import TerminalScanner, is_error_payload
+
+
+def scan(dialect: str, *chunks: bytes) -> list[str | None]:
+    scanner = TerminalScanner(dialect)
+    return [scanner.feed(chunk) for chunk in chunks]
+
+
+def test_found_in_the_chunk_that_completes_it_and_sticky() -> None:
+    assert scan(CHAT, b"data: {}\n\ndata: [DO", b"NE]\n", b"\n", b"more") == [None, None, "complete", "complete"]
+    assert scan(MESSAGES, b"event: error\ndata: {}\n\n", b"event: message_stop\ndata: {}\n\n") == ["error", "error"]
+
+
+def test_a_carriage_return_ends_a_line_at_once() -> None:
+    assert scan(CHAT, b"data: [DONE]\r", b"\r", b"\n") == [None, "complete", "complete"]
+    assert scan(CHAT, b"data: [DONE]\r\n\r") == ["complete"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "payload", "terminal"),
+    [
+        (RESPONSES, {"type": "response.completed", "response": {}}, "complete"),
+        (RESPONSES, {"type": "response.failed"}, "error"),
+        (RESPONSES, {"type": "response.output_text.delta", "delta": "response.completed"}, None),
+        (RESPONSES, {"type": "response.output_text.delta", "error": {"m": 1}}, None),
+        (RESPONSES, {"error": {"message": "gone"}}, "error"),
+        (RESPONSES, {"type": "message_stop"}, None),
+        (MESSAGES, {"type": "message_stop"}, "complete"),
+        (MESSAGES, {"type": "error", "error": {"type": "overloaded_error"}}, "error"),
+        (MESSAGES, {"type": "content_block_delta", "delta": {"text": "message_stop error"}}, None),
+        (CHAT, {"error": {"code": 503, "message": "gone"}}, "error"),
+        (CHAT, {"object": "error", "message": "m", "type": "BadRequestError"}, "error"),
+        (CHAT, [{"error": {"code": 503, "status": "UNAVAILABLE"}}], "error"),
+        (CHAT, {"choices": [{"index": 0, "delta": {}, "finish_reason": "error", "error": {"code": 502}}]}, "error"),
+        (CHAT, {"error": None, "choices": [{"delta": {"content": "an error"}}]}, None),
+        (CHAT, {"choices": [{"delta": {"content": "[DONE]"}, "error": None}]}, None),
+        (CHAT, "error", None),
+    ],
+)
+def test_the_payload_says_it_without_an_event_line(dialect: str, payload: object, terminal: str | None) -> None:
+    data = json.dumps(payload).encode()
+    assert scan(dialect, b"data: " + data + b"\n\n") == [terminal]
+    # a gateway's own name for every event is only a hint
+    assert scan(dialect, b"event: message\ndata: " + data + b"\n\n") == [terminal]
+
+
+def test_escaped_spelling_of_a_type() -> None:
+    assert scan(MESSAGES, b'data: {"type": "message\\u005fstop"}\n\n') == ["complete"]
+
+
+def test_broken_payload_with_a_terminal_word_is_an_ordinary_event() -> None:
+    assert scan(CHAT, b'data: {"error": \n\n', b"data: [DONE]\n\n") == [None, "complete"]
+
+
+def test_error_payloads_of_other_kinds() -> None:
+    assert is_error_payload({"error": "text"})
+    assert not is_error_payload({"choices": [{"finish_reason": "stop"}, 5]})
+    assert not is_error_payload(None)
+    assert not is_error_payload([5, {"a": 1}])
