@@ -1,0 +1,54 @@
+"""The settings of a run: YAML files, ``env.yaml`` and command-line overrides, merged, checked, frozen (A §17, D §16).
+
+Every mistake is one line with its file, its key, what is wrong and what would be right. Nothing here reads the
+process's environment, and no secret gets into a message.
+"""
+
+from __future__ import annotations
+
+from gym_ray.settings.assets import ASSETS_ROOT, find_asset, server_config_paths
+from gym_ray.settings.loading import load_settings, settings_from_yaml
+from gym_ray.settings.run import CaptureSettings, HeadServer, RunSettings
+from gym_ray.settings.servers import (
+    CallableAgentOptions,
+    HostedOptions,
+    HttpAgentOptions,
+    LocalModelOptions,
+    McqaOptions,
+    ModelOptions,
+    ModelServerRef,
+    OpenAIModelOptions,
+    OrderDeskOptions,
+    ResourcesServerRef,
+    ServerOptions,
+    ServerRef,
+    ServerSettings,
+    ServerType,
+    SimpleAgentOptions,
+)
+
+__all__ = [
+    "ASSETS_ROOT",
+    "CallableAgentOptions",
+    "CaptureSettings",
+    "HeadServer",
+    "HostedOptions",
+    "HttpAgentOptions",
+    "LocalModelOptions",
+    "McqaOptions",
+    "ModelOptions",
+    "ModelServerRef",
+    "OpenAIModelOptions",
+    "OrderDeskOptions",
+    "ResourcesServerRef",
+    "RunSettings",
+    "ServerOptions",
+    "ServerRef",
+    "ServerSettings",
+    "ServerType",
+    "SimpleAgentOptions",
+    "find_asset",
+    "load_settings",
+    "server_config_paths",
+    "settings_from_yaml",
+]
