@@ -1,0 +1,63 @@
+"""Builds the agents that the settings name."""
+
+from __future__ import annotations
+
+from gym_ray.agents.base import Agent
+from gym_ray.agents.callable_agent import CallableAgent
+from gym_ray.agents.callable_loading import load_callable
+from gym_ray.agents.context import ServerUrls
+from gym_ray.agents.http_agent import HttpAgent
+from gym_ray.agents.simple_agent import SimpleAgent
+from gym_ray.errors import SettingsError
+from gym_ray.settings import CallableAgentOptions, HttpAgentOptions, RunSettings, ServerSettings, SimpleAgentOptions
+
+__all__ = ["build_agent", "build_agents"]
+
+
+def build_agents(settings: RunSettings, urls: ServerUrls) -> dict[str, Agent]:
+    """Build every agent of the settings, by name.
+
+    Raises:
+        SettingsError: An agent refers to a server that has no URL, or its function cannot be loaded.
+    """
+    agents = {}
+    for name, server in settings.servers_of("responses_api_agents").items():
+        _check_references(server, urls)
+        agents[name] = build_agent(server)
+    return agents
+
+
+def build_agent(server: ServerSettings) -> Agent:
+    """Build one agent.
+
+    Raises:
+        SettingsError: No such implementation, or its function cannot be loaded.
+    """
+    options = server.options
+    if isinstance(options, SimpleAgentOptions):
+        return SimpleAgent(
+            options.model_server.name,
+            options.resources_server.name,
+            max_steps=options.max_steps,
+            skip_verification=options.skip_verification,
+        )
+    if isinstance(options, HttpAgentOptions):
+        return HttpAgent(server.name, options.base_url)
+    if isinstance(options, CallableAgentOptions):
+        function = load_callable(options.callable, key=f"{_key(server)}.callable")
+        resources = options.resources_server
+        return CallableAgent(server.name, function, resources_server=resources.name if resources else None)
+    problem = f"{server.implementation!r} is not an agent"
+    raise SettingsError("settings", _key(server), problem, "use simple_agent, http_agent or callable_agent")
+
+
+def _check_references(server: ServerSettings, urls: ServerUrls) -> None:
+    for field, ref in server.options.references().items():
+        known = urls.models if ref.type == "responses_api_models" else urls.resources
+        if ref.name not in known:
+            remedy = f"running: {', '.join(sorted(known)) or 'none'}"
+            raise SettingsError("settings", f"{_key(server)}.{field}", f"no server named {ref.name!r} runs", remedy)
+
+
+def _key(server: ServerSettings) -> str:
+    return f"{server.name}.{server.type}.{server.implementation}"

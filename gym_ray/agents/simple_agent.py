@@ -1,0 +1,60 @@
+"""The agent that comes with the package: seed the session, talk with the model and its tools, verify (D140-D144)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_ray.agents.context import RunContext
+from gym_ray.agents.failures import AGENT_RUN_ERROR
+from gym_ray.agents.responses_loop import ResponsesLoop
+from gym_ray.errors import AgentError
+
+__all__ = ["SimpleAgent"]
+
+
+class SimpleAgent:
+    """Runs a row as a Responses conversation and lets a resources server score it.
+
+    Args:
+        model_server: Name of the model server.
+        resources_server: Name of the resources server.
+        max_steps: Stop after the tools of this many model calls; None means no bound but the attempt's time.
+        skip_verification: Do not verify; the reply carries ``skipped_reward`` and ``verification_skipped``.
+        skipped_reward: Reward to report then; None means unmeasured.
+    """
+
+    def __init__(
+        self,
+        model_server: str,
+        resources_server: str,
+        *,
+        max_steps: int | None = None,
+        skip_verification: bool = False,
+        skipped_reward: float | None = None,
+    ) -> None:
+        self._model_server, self._resources_server = model_server, resources_server
+        self._max_steps = max_steps
+        self._skip_verification, self._skipped_reward = skip_verification, skipped_reward
+
+    async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
+        """Run one attempt; the reply is the verifier's whole reply (D140).
+
+        Raises:
+            AgentError: A model call, a tool call or a step at the resources server failed.
+        """
+        params = row.get("responses_create_params")
+        if not isinstance(params, dict):
+            raise AgentError(AGENT_RUN_ERROR, "responses_create_params: the row needs this object")
+        session = ctx.open_session(self._resources_server)
+        await session.seed(row)
+        try:
+            loop = ResponsesLoop(ctx, self._model_server, session, self._max_steps)
+            response = await loop.run(params)
+            if self._skip_verification:
+                return {**row, "response": response, "reward": self._skipped_reward, "verification_skipped": True}
+            return await session.verify(row, response)
+        finally:
+            await session.close()
+
+    async def aclose(self) -> None:
+        """Hold nothing, free nothing."""
