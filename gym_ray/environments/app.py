@@ -91,8 +91,11 @@ class _Routes:
         posts = [
             Route(f"/{name}", self._endpoint(name, handler), methods=["POST"]) for name, handler in handlers.items()
         ]
-        unknown = self._endpoint("unknown", self._unknown_tool)
-        return [Route("/health", _health, methods=["GET"]), *posts, Route("/{tool}", unknown, methods=["POST"])]
+        return [
+            Route("/health", _health, methods=["GET"]),
+            *posts,
+            Route("/{tool}", self._unknown_tool, methods=["POST"]),
+        ]
 
     def _endpoint(
         self, route: str, handler: Callable[[Session, dict[str, Any]], Awaitable[Any]]
@@ -117,8 +120,6 @@ class _Routes:
         handler: Callable[[Session, dict[str, Any]], Awaitable[Any]],
     ) -> Response:
         try:
-            if handler == self._unknown_tool:
-                await self._unknown_tool(session, {"tool": request.path_params["tool"]})
             return _json(await handler(session, await self._object(request)))
         except _RequestError as error:
             return _json({"error": error.message, "detail": error.message}, error.status)
@@ -158,9 +159,9 @@ class _Routes:
         metrics = self._environment.aggregate_metrics(replies)
         return {"agent_metrics": metrics}
 
-    async def _unknown_tool(self, _session: Session, body: dict[str, Any]) -> Any:
+    async def _unknown_tool(self, request: Request) -> Response:
         known = ", ".join(sorted(self._environment.tools)) or "none"
-        raise ToolError(f"Unknown tool: {body['tool']}. Known tools: {known}.", 404)
+        return _json({"error": f"Unknown tool: {request.path_params['tool']}. Known tools: {known}."}, 404)
 
 
 async def _health(_request: Request) -> Response:

@@ -112,7 +112,7 @@ class ScriptedModel:
 
 @dataclass(slots=True)
 class ScriptedResources:
-    """A resources server: each seeding sets ``sid`` to s0, s1, …; answers tools from a script and verifies with a function.
+    """A resources server: each seeding sets ``sid`` to s0, s1, …; tools answer from a script, verify with a function.
 
     Attributes:
         tools: Per tool call, in order: status, text, cookies to set.
