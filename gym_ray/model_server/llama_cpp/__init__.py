@@ -1,0 +1,1 @@
+"""The embedded engine: a real model on this machine, served by llama.cpp, without key and without GPU."""

@@ -1,0 +1,158 @@
+"""Talks to one llama.cpp HTTP server: tokens in, tokens out.
+
+Only ``/health``, ``/props``, ``/tokenize`` and ``/completion`` are used. Its chat routes are not: they drop tools,
+tokens and the beginning-of-sequence token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+
+from gym_ray import exact_json
+from gym_ray.dialects.sse import EventScanner
+from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError
+
+__all__ = ["LlamaCppClient"]
+
+_POLL_S: Final = 0.1
+_CONNECT_TIMEOUT_S: Final = 5.0
+_BROKEN: Final = "the embedded model's server"
+
+
+class LlamaCppClient:
+    """A pooled, bounded HTTP client of one server.
+
+    Args:
+        base_url: Root URL of the server.
+        max_connections: Calls under way at the same time; others wait for a connection.
+        request_timeout_s: Longest silence of the server, waiting in its line included.
+    """
+
+    def __init__(self, base_url: str, *, max_connections: int, request_timeout_s: float) -> None:
+        self._url = base_url
+        self._timeout_s = request_timeout_s
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_TIMEOUT_S),
+            trust_env=False,  # a proxy from the environment must never come between a server and its own engine
+        )
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def wait_healthy(self, timeout_s: float) -> None:
+        """Return once the server answers.
+
+        Raises:
+            EngineUnavailableError: It does not within ``timeout_s``; the message holds the last cause.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                await self._call("GET", "/health", None)
+            except EngineError as error:
+                if time.monotonic() + _POLL_S >= deadline:
+                    raise EngineUnavailableError(f"not ready after {timeout_s:g} s: {error.message}") from error
+                await asyncio.sleep(_POLL_S)
+            else:
+                return
+
+    async def context_tokens(self) -> int:
+        """Return how many tokens one call may hold, prompt and answer together."""
+        props = await self._call("GET", "/props", None)
+        return int(props["default_generation_settings"]["n_ctx"])
+
+    async def tokenize(self, pieces: Sequence[int | str], *, parse_special: bool = False) -> tuple[int, ...]:
+        """Return the ids of texts and ids, each text tokenised on its own."""
+        body = {"content": list(pieces), "add_special": False, "parse_special": parse_special}
+        answer = await self._call("POST", "/tokenize", body)
+        return tuple(answer["tokens"])
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of one completion that is not streamed."""
+        return await self._call("POST", "/completion", body)
+
+    async def open_stream(self, body: Mapping[str, Any]) -> httpx.Response:
+        """Start a streamed completion and return once its status is known; the caller closes the response.
+
+        Raises:
+            EngineError: The server refused it or could not be reached.
+        """
+        with self._errors():
+            request = self._http.build_request("POST", "/completion", content=exact_json.dumps(body), headers=_JSON)
+            response = await self._http.send(request, stream=True)
+            if response.status_code == httpx.codes.OK:
+                return response
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        raise _refused(response)
+
+    async def events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        """Yield the objects of a streamed completion; the last one has ``stop`` true.
+
+        Raises:
+            EngineError: The stream broke, ended early, or the server reported an error in it.
+        """
+        scanner = EventScanner()
+        with self._errors():
+            async for chunk in response.aiter_raw():
+                for event in scanner.feed(chunk):
+                    payload = exact_json.loads_object(event.data)
+                    if payload is None or "error" in payload:
+                        raise EngineError(f"{_BROKEN} failed in mid-stream: {event.data[:300]!r}", 502, event.data)
+                    yield payload
+                    if payload.get("stop") is True:
+                        return
+        raise EngineUnavailableError(f"{_BROKEN} at {self._url} ended a stream early", 502)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        content = None if body is None else exact_json.dumps(body)
+        with self._errors():
+            response = await self._http.request(method, path, content=content, headers=_JSON)
+        if response.status_code != httpx.codes.OK:
+            raise _refused(response)
+        answer = exact_json.loads_object(response.content)
+        if answer is None:
+            raise EngineError(f"{_BROKEN} answered {path} with no JSON object", 502, response.content)
+        return answer
+
+    def _errors(self) -> _HttpErrors:
+        return _HttpErrors(self._url, self._timeout_s)
+
+
+_JSON: Final = {"content-type": "application/json"}
+
+
+class _HttpErrors:
+    """Turns httpx errors raised inside a ``with`` block into engine errors that say what happened."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url, self._timeout_s = url, timeout_s
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
+            raise EngineUnavailableError(f"{_BROKEN} at {self._url} cannot be reached: {error}") from error
+        if isinstance(error, httpx.TimeoutException):
+            raise EngineTimeoutError(f"{_BROKEN} at {self._url} was silent for {self._timeout_s:g} s") from error
+        if isinstance(error, httpx.TransportError):
+            cause = str(error) or type(error).__name__
+            raise EngineUnavailableError(f"{_BROKEN} at {self._url} broke off: {cause}") from error
+
+
+def _refused(response: httpx.Response) -> EngineError:
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return EngineUnavailableError(f"{_BROKEN} is loading its model", 503, response.content)
+    text = response.content[:300].decode("utf-8", "replace")
+    return EngineError(f"{_BROKEN} answered {response.status_code}: {text}", 502, response.content)
