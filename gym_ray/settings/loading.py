@@ -117,7 +117,8 @@ def _only_entry(path: KeyPath, value: Any, document: Document, what: str, known:
             hint = f"servers: {hint}; settings: {did_you_mean(str(path[0]), _SETTINGS_KEYS)}"
         raise SettingsError(document.place(where), dotted(where), f"unknown {what}", hint)
     if len(value) > 1:
-        problem = f"has {len(value)} entries of {what} ({', '.join(value)})"
+        found = ", ".join(f"{key} ({document.place((*path, key))})" for key in value)
+        problem = f"has more than one {what}: {found}"
         raise SettingsError(document.place(path), dotted(path), problem, "keep one, and give the other its own name")
     return next(iter(value.items()))
 

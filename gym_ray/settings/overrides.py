@@ -63,7 +63,13 @@ def parse_override(token: str) -> Override:
 def _value(parsed: HydraOverride) -> Any:
     if parsed.is_sweep_override():
         raise ValueError("a sweep")
-    return parsed.value()
+    return _with_text_keys(parsed.value())
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(child) for key, child in value.items()}
+    return [_with_text_keys(child) for child in value] if isinstance(value, list) else value
 
 
 def _action(parsed: HydraOverride) -> Action:

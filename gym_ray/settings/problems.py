@@ -19,7 +19,8 @@ KeyPath = tuple[str | int, ...]
 MIN_SECRET_CHARS = 6
 """Shorter texts under secret keys (``x``, ``none``) are hidden there, but not wherever else the same text stands."""
 
-_SECRET_KEY = re.compile(r"api[-_]?key|token$|secret|passw|authorization|credential", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"(^|[-_])key$|apikey|token$|secret|passw|authorization|credential", re.IGNORECASE)
+_URL_USER = re.compile(r"//[^/\s]*@")
 _MAX_SHOWN_CHARS = 80
 
 
@@ -44,7 +45,7 @@ def is_secret_key(name: str) -> bool:
 
 def show(value: object, path: KeyPath, secrets: Iterable[str]) -> str:
     """Return a short form of a wrong value for a message, or a remark in its place if it is or holds a secret."""
-    text = repr(value)
+    text = _URL_USER.sub("//…@", repr(value))
     if any(is_secret_key(str(part)) for part in path) or any(secret in text for secret in secrets):
         return "the value (secret, not shown)"
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"

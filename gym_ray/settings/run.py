@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from gym_ray.errors import SettingsError
@@ -28,6 +27,7 @@ from gym_ray.settings.fields import (
 from gym_ray.settings.interpolation import escape_interpolation
 from gym_ray.settings.problems import MIN_SECRET_CHARS, did_you_mean, is_secret_key
 from gym_ray.settings.servers import ServerSettings, ServerType
+from gym_ray.settings.yaml_files import dump_yaml
 
 __all__ = ["REDACTED", "CaptureSettings", "HeadServer", "RunSettings"]
 
@@ -147,7 +147,8 @@ class RunSettings(CaptureSettings):
         """
         known = self.servers_of(server_type)
         if name not in known:
-            raise SettingsError("settings", name, f"no server of type {server_type}", did_you_mean(name, known))
+            problem = f"there is no server {name!r} of type {server_type}"
+            raise SettingsError("settings", "", problem, did_you_mean(name, known) or "define one")
         return known[name]
 
     def with_servers(self, servers: Mapping[str, ServerSettings]) -> RunSettings:
@@ -166,8 +167,7 @@ class RunSettings(CaptureSettings):
             options |= {name: ref.model_dump() for name, ref in server.options.references().items()}
             tree[server.name] = {server.type: {server.implementation: options}}
         secrets = _secret_texts(tree) if redact else frozenset()
-        plain = _plain(tree, secrets, redact)
-        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=False)
+        return dump_yaml({key: _plain(value, secrets, redact) for key, value in tree.items()})
 
 
 def _secret_texts(value: Any) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Reads one YAML file and remembers the line of every key, so that a later complaint can name it.
+"""Reads one YAML file and remembers the line of every key, so that a later complaint can name it. Writes one, too.
 
 Scalars mean what they mean to OmegaConf: YAML 1.1, but ``1e3`` is a number and dates stay text. Text of a file is never
 quoted in an error, for it may be a secret.
@@ -17,7 +17,7 @@ import yaml
 from gym_ray.errors import SettingsError
 from gym_ray.settings.problems import KeyPath
 
-__all__ = ["Layer", "parse_yaml", "read_yaml"]
+__all__ = ["Layer", "dump_yaml", "parse_yaml", "read_yaml"]
 
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")
@@ -78,6 +78,21 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that ``_Loader`` would otherwise read as something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, _data: object) -> bool:
+        return True
+
+
+def dump_yaml(tree: dict[str, Any]) -> str:
+    """Return YAML that ``parse_yaml`` reads as an equal tree; keys keep their order."""
+    text: str = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=False, default_flow_style=False)
+    return text
 
 
 def read_yaml(path: Path) -> Layer:
