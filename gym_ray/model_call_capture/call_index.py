@@ -1,0 +1,99 @@
+"""What a live writer knows about the calls of its rollouts: open ones by id, recorded ones in 32 bytes each.
+
+Kept for the joiner's question (which calls must the file hold?) and dropped on request, so a long-lived server's memory
+follows the rollouts under way.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass
+
+__all__ = ["CallIndex", "RecordedCall"]
+
+_ENTRY = struct.Struct("<16sQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """Where the record of one call lies.
+
+    Attributes:
+        call_id: ``model_call_id``.
+        file: Name of the capture file.
+        offset: First byte of the record's line.
+        length: Bytes of the line, line feed included.
+    """
+
+    call_id: str
+    file: str
+    offset: int
+    length: int
+
+
+class CallIndex:
+    """Open and recorded calls by rollout; safe for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, str] = {}
+        self._open_count: dict[str, int] = {}
+        self._recorded: dict[str, bytearray] = {}
+
+    def begin(self, call_id: str, rollout_id: str) -> None:
+        """Count a call as open."""
+        with self._lock:
+            self._open[call_id] = rollout_id
+            self._open_count[rollout_id] = self._open_count.get(rollout_id, 0) + 1
+
+    def record(self, call_id: str, rollout_id: str, offset: int, length: int) -> None:
+        """Note where an open call's record lies. A record at the start of the file means that it was cleared before."""
+        entry = _ENTRY.pack(bytes.fromhex(call_id), offset, length)
+        with self._lock:
+            recorded = self._recorded.get(rollout_id)
+            if recorded is None or offset == 0:
+                self._recorded[rollout_id] = bytearray(entry)
+            else:
+                recorded += entry
+
+    def end(self, call_id: str) -> None:
+        """Count a call as ended; its record is durable, or its rollout is marked."""
+        with self._lock:
+            rollout_id = self._open.pop(call_id)
+            left = self._open_count[rollout_id] - 1
+            if left:
+                self._open_count[rollout_id] = left
+            else:
+                del self._open_count[rollout_id]
+
+    def forget(self, rollout_id: str) -> None:
+        """Drop the list of a rollout's recorded calls."""
+        with self._lock:
+            self._recorded.pop(rollout_id, None)
+
+    def has_open(self, rollout_id: str) -> bool:
+        """Whether a call of the rollout is open."""
+        with self._lock:
+            return rollout_id in self._open_count
+
+    def open_calls(self) -> dict[str, str]:
+        """Return all open calls: call id to rollout id."""
+        with self._lock:
+            return dict(self._open)
+
+    def open_call_ids(self, rollout_id: str) -> list[str]:
+        """Return the ids of a rollout's open calls, in the order they began."""
+        with self._lock:
+            if rollout_id not in self._open_count:
+                return []
+            return [call_id for call_id, owner in self._open.items() if owner == rollout_id]
+
+    def recorded_calls(self, rollout_id: str, file: str) -> list[RecordedCall]:
+        """Return the rollout's recorded calls in the order they were written."""
+        with self._lock:
+            recorded = bytes(self._recorded.get(rollout_id, b""))
+        return [
+            RecordedCall(call_id.hex(), file, offset, length)
+            for call_id, offset, length in _ENTRY.iter_unpack(recorded)
+        ]

@@ -1,0 +1,154 @@
+"""One exchange as the model server saw it, and its raw record in the contract's shape (A §4, A §6).
+
+The event loop only collects bytes. Parsing, reassembly and encoding happen in :func:`build_exchange_record`, which runs
+on a commit thread (A43).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gym_ray import exact_json
+from gym_ray.dialects.reassembly import reassemble
+from gym_ray.model_call_capture.verdict import (
+    CONTEXT_LENGTH_EXCEEDED,
+    category_from_exception,
+    category_from_status,
+    exception_details,
+    final_category,
+)
+
+__all__ = ["Exchange", "ExecutionFacts", "build_exchange_record", "publish_execution_facts", "read_execution_facts"]
+
+_FACTS_KEY = "gym_ray.execution_facts"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionFacts:
+    """What a handler knows about how it came to its answer (A52)."""
+
+    upstream_attempted: bool
+    response_source: Literal["upstream", "local"] | None
+    upstream_status_code: int | None = None
+    local_response_reason: str | None = None
+
+
+def publish_execution_facts(scope: MutableMapping[str, Any], facts: ExecutionFacts) -> None:
+    """Leave a handler's facts where the capture of the same request finds them: in the ASGI scope's ``state``.
+
+    The last call wins. Harmless when nothing is captured.
+    """
+    scope.setdefault("state", {})[_FACTS_KEY] = facts
+
+
+def read_execution_facts(state: Mapping[str, Any]) -> ExecutionFacts | None:
+    """Return what the handler published for this request, or None."""
+    facts = state.get(_FACTS_KEY)
+    return facts if isinstance(facts, ExecutionFacts) else None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request on an observed path and its answer; filled by the middleware, read by a commit thread.
+
+    Attributes:
+        started_at: Wall clock just before the handler ran, UNIX seconds; ``completed_at`` just after (A37).
+        latency_ms: From a monotonic clock, handler start to handler end (A38).
+        latency_ttft_ms: Handler start to the first real chunk of a stream; None for other answers.
+        status: What was sent, None when nothing was.
+        terminal: What the stream's terminal event said, None without one.
+        complete: The handler sent the whole answer.
+        disconnected: The handler was told that the client has gone.
+        error: What the handler raised.
+    """
+
+    call_id: str
+    rollout_id: str
+    dialect: str
+    server_name: str | None
+    started_at: float
+    client_session_id: str | None = None
+    completed_at: float = 0.0
+    latency_ms: float = 0.0
+    latency_ttft_ms: float | None = None
+    status: int | None = None
+    is_sse: bool = False
+    terminal: str | None = None
+    complete: bool = False
+    disconnected: bool = False
+    error: BaseException | None = None
+    facts: ExecutionFacts | None = None
+    request: list[bytes] = field(default_factory=list)
+    response: list[bytes] = field(default_factory=list)
+
+
+def build_exchange_record(exchange: Exchange) -> dict[str, Any]:
+    """Return the raw record, its keys in the contract's order (A57-A61)."""
+    request_body = b"".join(exchange.request)
+    response_body = b"".join(exchange.response)
+    request = exact_json.loads_object(request_body) if request_body else None
+    if exchange.is_sse:
+        response = reassemble(exchange.dialect, response_body)
+    else:
+        response = exact_json.loads_object(response_body) if response_body else None
+    status = exchange.status
+    if exchange.error is not None:
+        # The upstream's words on an exception are kept as text: the client was not given them as its answer.
+        error_status, error_body = exception_details(exchange.error)
+        status = error_status if status is None else status
+        response_body = response_body or error_body or b""
+    record: dict[str, Any] = {
+        "model_call_id": exchange.call_id,
+        "dialect": exchange.dialect,
+        "model_ref": _model_ref(exchange.server_name),
+        "started_at": exchange.started_at,
+        "completed_at": exchange.completed_at,
+        "latency_ms": exchange.latency_ms,
+        "latency_ttft_ms": exchange.latency_ttft_ms,
+        "status_code": status,
+        "error_category": _category(exchange, status, response_body, response),
+        "request": request,
+        "response": response,
+    }
+    if exchange.client_session_id is not None:
+        record["client_session_id"] = exchange.client_session_id
+    if exchange.facts is not None:
+        record |= {
+            "upstream_attempted": exchange.facts.upstream_attempted,
+            "response_source": exchange.facts.response_source,
+            "upstream_status_code": exchange.facts.upstream_status_code,
+            "local_response_reason": exchange.facts.local_response_reason,
+        }
+    if request is None and request_body:
+        record["request_raw"] = request_body.decode("utf-8", "replace")
+    if response_body and (exchange.is_sse or response is None):
+        record["response_raw"] = response_body.decode("utf-8", "replace")
+    return record
+
+
+def _model_ref(server_name: str | None) -> dict[str, str] | None:
+    return {"type": "responses_api_models", "name": server_name} if server_name is not None else None
+
+
+def _category(exchange: Exchange, status: int | None, body: bytes, response: dict[str, Any] | None) -> str | None:
+    """A61, A71-A73; an answer that its client did not wait for, or that nobody ended, is no success."""
+    reason = exchange.facts.local_response_reason if exchange.facts is not None else None
+    if reason == CONTEXT_LENGTH_EXCEEDED:
+        return CONTEXT_LENGTH_EXCEEDED
+    if exchange.error is not None:
+        return category_from_status(status) or category_from_exception(exchange.error)
+    if not exchange.complete and exchange.terminal is None:
+        if exchange.disconnected:
+            return category_from_status(status) or "cancelled"
+        if not exchange.is_sse:
+            return category_from_status(status) or "exception"
+    return final_category(
+        status=status,
+        terminal=exchange.terminal,
+        is_sse=exchange.is_sse,
+        body=body,
+        response=response,
+        local_response_reason=reason,
+    )

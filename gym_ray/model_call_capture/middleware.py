@@ -1,0 +1,191 @@
+"""The ASGI layer that strips the rollout prefix and, with a writer, records the exchange (A §2, A §4).
+
+It never changes an answer's bytes and never fails a call. It may delay the end of an answer: a client that has the
+whole answer can rely on the record.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix_in_location, split_rollout_prefix
+from gym_ray.dialects import DIALECT_BY_PATH
+from gym_ray.dialects.terminal import TerminalScanner
+from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts
+from gym_ray.model_call_capture.writer import CaptureWriter
+
+__all__ = ["CaptureMiddleware"]
+
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class CaptureMiddleware:
+    """Wraps an ASGI app.
+
+    Args:
+        app: What answers the calls.
+        writer: Records prefixed calls on observed paths; None only strips prefixes and repairs redirects (A11).
+    """
+
+    def __init__(self, app: ASGIApp, writer: CaptureWriter | None) -> None:
+        self._app = app
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection; scopes other than HTTP pass through untouched (A13)."""
+        split = split_rollout_prefix(scope["path"]) if scope["type"] == "http" else None
+        if split is None:
+            await self._app(scope, receive, send)
+            return
+        token = current_rollout_id.set(split.rollout_id)
+        try:
+            await self._serve_prefixed(_without_prefix(scope, split), receive, _repairing(send, scope, split), split)
+        finally:
+            current_rollout_id.reset(token)
+
+    async def _serve_prefixed(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> None:
+        dialect = DIALECT_BY_PATH.get(split.rest)
+        exchange = None
+        if self._writer is not None and dialect is not None:
+            exchange = self._writer.begin(split.rollout_id, dialect, _session_id(scope))
+        if self._writer is None or exchange is None:
+            await self._app(scope, receive, send)
+            return
+        await _Recording(exchange, receive, send, self._writer).run(self._app, scope)
+
+
+class _Recording:
+    """One exchange under way: passes messages through, keeps their bytes, holds back the end of the answer."""
+
+    def __init__(self, exchange: Exchange, receive: Receive, send: Send, writer: CaptureWriter) -> None:
+        self._exchange, self._writer = exchange, writer
+        self._outer_receive, self._outer_send = receive, send
+        self._scanner: TerminalScanner | None = None
+        self._held: list[Message] = []
+        self._begun_at = 0.0
+
+    async def run(self, app: ASGIApp, scope: Scope) -> None:
+        exchange = self._exchange
+        exchange.started_at, self._begun_at = time.time(), time.perf_counter()
+        try:
+            await app(scope, self._receive, self._send)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit):
+                raise  # the event loop is gone; the call stays open, and closing the writer marks its rollout
+            exchange.error = error
+            self._finish(scope)
+            # The record outlives the cancellation of its call (A50), and the exception follows the record (A47).
+            with anyio.CancelScope(shield=True):
+                await self._writer.submit(exchange)
+                await self._release()
+            raise
+        self._finish(scope)
+        await self._writer.commit(exchange)
+        await self._release()
+
+    def _finish(self, scope: Scope) -> None:
+        exchange = self._exchange
+        exchange.completed_at = time.time()
+        exchange.latency_ms = self._elapsed_ms()
+        exchange.facts = read_execution_facts(scope["state"])
+
+    def _elapsed_ms(self) -> float:
+        return round((time.perf_counter() - self._begun_at) * 1000, 2)
+
+    async def _release(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            await self._outer_send(message)
+
+    async def _receive(self) -> Message:
+        message = await self._outer_receive()
+        if message["type"] == "http.request":
+            if body := message.get("body"):
+                self._exchange.request.append(body)
+        elif message["type"] == "http.disconnect":
+            self._exchange.disconnected = True
+        return message
+
+    async def _send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body":
+            if self._must_hold(message):
+                self._held.append(message)
+                return
+        elif kind == "http.response.start":
+            self._start(message)
+        await self._outer_send(message)
+
+    def _start(self, message: Message) -> None:
+        exchange = self._exchange
+        exchange.status = message["status"]
+        exchange.is_sse = _is_sse(message.get("headers", ()))
+        if exchange.is_sse:
+            self._scanner = TerminalScanner(exchange.dialect)
+
+    def _must_hold(self, message: Message) -> bool:
+        """Keep a body message's bytes, and say whether it waits for the record (A40-A42)."""
+        exchange, body = self._exchange, message.get("body", b"")
+        last = not message.get("more_body", False)
+        exchange.complete = exchange.complete or last
+        if body:
+            exchange.response.append(body)
+        if self._scanner is None:
+            return True
+        if body and exchange.latency_ttft_ms is None and body != _KEEP_ALIVE:
+            exchange.latency_ttft_ms = self._elapsed_ms()
+        if exchange.terminal is None and body:
+            exchange.terminal = self._scanner.feed(body)
+        return last or exchange.terminal is not None or bool(self._held)
+
+
+def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
+    inner = dict(scope)
+    inner["path"] = split.rest
+    inner["raw_path"] = split.rest.encode("utf-8", "surrogateescape")
+    inner.setdefault("state", {})
+    return inner
+
+
+def _repairing(send: Send, scope: Scope, split: PrefixedPath) -> Send:
+    """Put the prefix back into redirects, so that a followed call stays captured (A17, A18)."""
+
+    async def repairing_send(message: Message) -> None:
+        if message["type"] == "http.response.start" and 300 <= message["status"] <= 399:
+            message = {**message, "headers": _repaired_headers(message, _header(scope, b"host"), split.prefix)}
+        await send(message)
+
+    return repairing_send
+
+
+def _repaired_headers(message: Message, host: str, prefix: str) -> list[tuple[bytes, bytes]]:
+    headers = []
+    for name, value in message.get("headers", ()):
+        if name.lower() == b"location":
+            location = restore_prefix_in_location(value.decode("latin-1"), message["status"], host, prefix)
+            headers.append((name, location.encode("latin-1")))
+        else:
+            headers.append((name, value))
+    return headers
+
+
+def _header(scope: Scope, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name.lower() == wanted), "")
+
+
+def _session_id(scope: Scope) -> str | None:
+    """Return ``x-session-id`` when all its non-empty occurrences agree (A46)."""
+    values = {value for name, value in scope["headers"] if name.lower() == b"x-session-id" and value}
+    return values.pop().decode("latin-1") if len(values) == 1 else None
+
+
+def _is_sse(headers: Any) -> bool:
+    """A45: the first content type decides, whatever its case."""
+    for name, value in headers:
+        if name.lower() == b"content-type":
+            return bool(value.strip().lower().startswith(b"text/event-stream"))
+    return False

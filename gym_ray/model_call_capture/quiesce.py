@@ -1,0 +1,221 @@
+"""The question before a join: which calls of these rollouts must the capture directory hold?
+
+Both sides of it. A server answers for its own writer; a joiner asks every registered writer, and finds out about dead
+ones from their open logs. What cannot be known is said (an open call, a lost call, an unreachable writer), never left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gym_ray import exact_json
+from gym_ray.errors import RolloutIdError
+from gym_ray.model_call_capture.call_index import RecordedCall
+from gym_ray.model_call_capture.open_log import list_logs, living_open_calls
+from gym_ray.model_call_capture.recovery import lost_calls_of_dead_writers
+from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
+from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.model_call_capture.writer import CaptureWriter
+
+__all__ = ["QUIESCE_PATH", "WrittenCalls", "forget", "list_written_calls", "quiesce_endpoint"]
+
+QUIESCE_PATH = "/ng-capture/quiesce"
+_MAX_WAIT_S = 600.0
+_ANSWER_MARGIN_S = 5.0
+
+
+class _QuiesceRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rollout_ids: list[str] = Field(default_factory=list, max_length=10_000)
+    timeout_s: float = Field(default=30.0, ge=0, le=_MAX_WAIT_S, allow_inf_nan=False)
+    forget: list[str] = Field(default_factory=list, max_length=10_000)
+
+
+def quiesce_endpoint(writer: CaptureWriter | None, run_token: str | None) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of ``POST /ng-capture/quiesce {rollout_ids, timeout_s, forget}``.
+
+    It answers as :meth:`CaptureWriter.quiesce` says; 401 without the run token when there is one, 422 for a body it
+    cannot use, 404 when the server does not capture.
+    """
+
+    async def quiesce(request: Request) -> Response:
+        if run_token is not None and not _authorised(request, run_token):
+            return _error(401, "the run token is missing or wrong")
+        if writer is None:
+            return _error(404, "this server does not capture model calls")
+        try:
+            asked = _QuiesceRequest.model_validate_json(await request.body())
+            answer = await writer.quiesce(asked.rollout_ids, asked.timeout_s, asked.forget)
+        except (ValidationError, RolloutIdError) as error:
+            return _error(422, str(error))
+        return Response(exact_json.dumps(answer), media_type="application/json")
+
+    return quiesce
+
+
+def _authorised(request: Request, run_token: str) -> bool:
+    given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, b"Bearer " + run_token.encode())
+
+
+def _error(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": "capture_error", "code": None}}, status)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCalls:
+    """What the writers say about one rollout.
+
+    Attributes:
+        recorded: Calls whose records the capture file must hold.
+        open_call_ids: Calls that had not ended within the timeout.
+        lost_call_ids: Calls that a dead server began, never ended, and left in no file.
+        unreachable_writers: Living writers that gave no answer; their calls are unknown.
+        marked_incomplete: A writer has a mark for the rollout that may not be on disk yet.
+    """
+
+    recorded: tuple[RecordedCall, ...] = ()
+    open_call_ids: tuple[str, ...] = ()
+    lost_call_ids: tuple[str, ...] = ()
+    unreachable_writers: tuple[str, ...] = ()
+    marked_incomplete: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether reading every recorded call gives all there was."""
+        unknown = self.open_call_ids or self.lost_call_ids or self.unreachable_writers
+        return not unknown and not self.marked_incomplete
+
+
+async def list_written_calls(
+    root: Path, rollout_ids: Sequence[str], *, client: httpx.AsyncClient, timeout_s: float
+) -> dict[str, WrittenCalls]:
+    """Ask every writer of a capture directory about these rollouts, living ones over HTTP, dead ones by their logs.
+
+    Rollouts that a dead writer lost a call of are marked incomplete on disk when it returns.
+
+    Args:
+        root: Capture directory.
+        rollout_ids: Rollouts to ask about.
+        client: Pooled HTTP client.
+        timeout_s: How long a writer may wait for open calls to end.
+
+    Returns:
+        One entry for every rollout asked about.
+
+    Raises:
+        CaptureError: A dead writer's log, a capture file or a marker cannot be read or written.
+        StorageError: The registered writers cannot be listed.
+    """
+    writers, unreadable = await asyncio.to_thread(WriterRegistry(root).all)
+    body = {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}
+    answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
+    # The dead are looked at after the living were asked, so a writer that dies in between is found here.
+    return await asyncio.to_thread(_combine, root, rollout_ids, list(zip(writers, answers, strict=True)), unreadable)
+
+
+async def forget(
+    root: Path, rollout_ids: Sequence[str], *, client: httpx.AsyncClient, timeout_s: float = 5.0
+) -> tuple[str, ...]:
+    """Tell the living writers that nobody will ask about these rollouts again, or that they begin anew.
+
+    Returns:
+        The writers that could not be told; they keep a few bytes a call, nothing else.
+
+    Raises:
+        StorageError: The registered writers cannot be listed.
+    """
+    writers, unreadable = await asyncio.to_thread(WriterRegistry(root).all)
+    body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids)}
+    answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
+    untold = [writer.writer_id for writer, answer in zip(writers, answers, strict=True) if answer is None]
+    return (*untold, *unreadable)
+
+
+async def _ask(
+    client: httpx.AsyncClient, writer: RegisteredWriter, body: dict[str, Any], timeout_s: float
+) -> dict[str, Any] | None:
+    """Return a writer's answer, None when there is none."""
+    if writer.url is None:
+        return None
+    headers = {"Authorization": f"Bearer {writer.run_token}"} if writer.run_token is not None else {}
+    try:
+        url = writer.url.rstrip("/") + QUIESCE_PATH
+        response = await client.post(url, json=body, headers=headers, timeout=timeout_s + _ANSWER_MARGIN_S)
+    except httpx.HTTPError:
+        return None
+    answer = exact_json.loads_object(response.content) if response.status_code == 200 else None
+    # A port can be taken over by another server after a writer's death; only its own answer counts.
+    return answer if answer is not None and answer.get("writer_id") == writer.writer_id else None
+
+
+@dataclass(slots=True)
+class _Found:
+    recorded: list[RecordedCall] = field(default_factory=list)
+    open_call_ids: list[str] = field(default_factory=list)
+    incomplete: bool = False
+
+    def take(self, entry: dict[str, Any]) -> None:
+        self.recorded.extend(RecordedCall(*call) for call in entry["recorded"])
+        self.open_call_ids.extend(entry["open"])
+        self.incomplete = self.incomplete or entry["incomplete"]
+
+
+def _combine(
+    root: Path,
+    rollout_ids: Sequence[str],
+    answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
+    unreadable: list[str],
+) -> dict[str, WrittenCalls]:
+    lost = lost_calls_of_dead_writers(CaptureStore(root), rollout_ids)
+    found = {rollout_id: _Found() for rollout_id in rollout_ids}
+    answered, expected = set(), set(unreadable)
+    for writer, answer in answers:
+        if answer is None:
+            if writer.url is not None:
+                expected.add(writer.writer_id)
+            continue
+        answered.add(writer.writer_id)
+        for rollout_id, entry in answer["rollouts"].items():
+            found[rollout_id].take(entry)
+    unreachable = _look_at_silent_writers(root, answered, expected, found)
+    return {
+        rollout_id: WrittenCalls(
+            recorded=tuple(entry.recorded),
+            open_call_ids=tuple(entry.open_call_ids),
+            lost_call_ids=tuple(lost.get(rollout_id, ())),
+            unreachable_writers=unreachable,
+            marked_incomplete=entry.incomplete,
+        )
+        for rollout_id, entry in found.items()
+    }
+
+
+def _look_at_silent_writers(
+    root: Path, answered: set[str], expected: set[str], found: dict[str, _Found]
+) -> tuple[str, ...]:
+    """Return the living writers that should have answered; one that cannot be asked tells by its log what is open."""
+    unreachable = []
+    for path in list_logs(root):
+        open_calls = living_open_calls(path) if path.stem not in answered else None
+        if open_calls is None:
+            continue
+        if path.stem in expected:
+            unreachable.append(path.stem)
+            continue
+        for call_id, rollout_id in open_calls.items():
+            if rollout_id in found:
+                found[rollout_id].open_call_ids.append(call_id)
+    return tuple(unreachable)

@@ -1,0 +1,104 @@
+"""What a dead writer left behind: calls that began, never ended, and are in no file. Each marks its rollout (A50).
+
+Done by the next server of the same name when it starts, and by whoever joins a rollout before that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gym_ray.errors import CaptureError, GymRayError, StorageError
+from gym_ray.model_call_capture.open_log import list_logs, take_dead
+from gym_ray.model_call_capture.registry import WriterRegistry
+from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.storage.calls import FileCalls
+
+__all__ = ["adopt_dead_logs", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
+
+_log = logging.getLogger(__name__)
+
+
+def lost_calls(store: CaptureStore, open_calls: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the calls that are in no capture file, by rollout: rollout id to call ids.
+
+    Raises:
+        CaptureError: A capture file cannot be read.
+        RolloutIdError: An id cannot be a file name.
+    """
+    lost: dict[str, list[str]] = {}
+    for call_id, rollout_id in open_calls.items():
+        lost.setdefault(rollout_id, []).append(call_id)
+    for rollout_id in list(lost):
+        exchanges, _ = store.read_available(rollout_id)
+        recorded = {exchange.get("model_call_id") for _, exchange in exchanges}
+        lost[rollout_id] = [call_id for call_id in lost[rollout_id] if call_id not in recorded]
+        if not lost[rollout_id]:
+            del lost[rollout_id]
+    return lost
+
+
+def adopt_dead_logs(store: CaptureStore, server_label: str, *, calls: FileCalls | None = None) -> list[str]:
+    """Take over what earlier processes of a server left: mark the rollouts of lost calls, then remove their logs.
+
+    Returns:
+        The marked rollouts.
+
+    Raises:
+        CaptureError: A log, a capture file or a marker cannot be read or written; names it. Nothing is removed then.
+    """
+    marked: list[str] = []
+    for path in list_logs(store.root):
+        if path.stem.rpartition("-")[0] != server_label:
+            continue
+        try:
+            with take_dead(path, calls) as dead:
+                if dead is None:
+                    continue
+                lost = lost_calls(store, dead.open_calls)
+                for rollout_id in lost:
+                    store.mark_incomplete(rollout_id)
+                WriterRegistry(store.root, calls=calls).remove_by_log(path.name)
+                dead.remove()
+        except (OSError, GymRayError) as error:
+            raise CaptureError(f"{path}: cannot adopt the log of a dead server: {error}") from error
+        marked.extend(lost)
+        _log.warning("%s: its server died; %d calls are lost, rollouts marked: %s", path, len(lost), sorted(lost))
+    return marked
+
+
+def lost_calls_of_dead_writers(store: CaptureStore, rollout_ids: Iterable[str]) -> dict[str, list[str]]:
+    """Return, and mark, the calls of these rollouts that dead writers lost; their logs stay for their own servers.
+
+    Raises:
+        CaptureError: A log, a capture file or a marker cannot be read or written.
+    """
+    wanted = set(rollout_ids)
+    lost: dict[str, list[str]] = {}
+    for path in list_logs(store.root):
+        try:
+            with take_dead(path) as dead:
+                open_calls = dead.open_calls if dead is not None else {}
+        except OSError as error:
+            raise CaptureError(f"{path}: cannot be read: {error}") from error
+        ours = {call_id: rollout_id for call_id, rollout_id in open_calls.items() if rollout_id in wanted}
+        for rollout_id, call_ids in lost_calls(store, ours).items():
+            store.mark_incomplete(rollout_id)
+            lost.setdefault(rollout_id, []).extend(call_ids)
+    return lost
+
+
+def forget_in_dead_logs(root: Path, rollout_id: str) -> None:
+    """Note in the logs of dead writers that a rollout begins anew, so that its old calls are nobody's loss.
+
+    Raises:
+        StorageError: A log cannot be read or written.
+    """
+    for path in list_logs(root):
+        try:
+            with take_dead(path) as dead:
+                if dead is not None and rollout_id in dead.open_calls.values():
+                    dead.clear(rollout_id)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be cleared of {rollout_id}: {error}") from error

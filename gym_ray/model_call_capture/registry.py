@@ -1,0 +1,99 @@
+"""Where living writers can be asked: ``<root>/.gym-ray/writers/<id>.json``, readable by their owner only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_ray import exact_json
+from gym_ray.errors import CaptureError, StorageError, StorageMissingError
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import PosixStore
+
+__all__ = ["RegisteredWriter", "WriterRegistry"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWriter:
+    """One writer.
+
+    Attributes:
+        writer_id: Server name and epoch.
+        server_name: Name of the model server, None for a writer without one.
+        open_log: File name of its open log; whoever can lock that knows that the writer is dead.
+        url: Root URL of its server, None when it cannot be asked over HTTP.
+        run_token: What its routes want as bearer token, None when they want none.
+        host: Machine it runs on; ``pid``, its process there.
+    """
+
+    writer_id: str
+    server_name: str | None
+    open_log: str
+    url: str | None
+    run_token: str | None
+    host: str
+    pid: int
+
+
+class WriterRegistry:
+    """The registered writers of one capture directory.
+
+    Args:
+        root: The capture directory.
+        calls: The seam to the operating system.
+    """
+
+    def __init__(self, root: Path, *, calls: FileCalls | None = None) -> None:
+        self._store = PosixStore(root / ".gym-ray" / "writers", calls=calls, mode=0o600)
+
+    def add(self, writer: RegisteredWriter) -> None:
+        """Register a writer.
+
+        Raises:
+            StorageError: It could not be done.
+        """
+        self._store.publish(f"{writer.writer_id}.json", exact_json.dumps(asdict(writer)) + b"\n")
+
+    def remove(self, writer_id: str) -> None:
+        """Take a writer out; a missing one is fine.
+
+        Raises:
+            StorageError: It could not be done.
+        """
+        try:
+            self._store.delete(f"{writer_id}.json")
+        except StorageMissingError:
+            return
+
+    def remove_by_log(self, open_log: str) -> None:
+        """Take out the writer that an open log belonged to.
+
+        Raises:
+            StorageError: It could not be done.
+        """
+        self.remove(Path(open_log).stem)
+
+    def all(self) -> tuple[list[RegisteredWriter], list[str]]:
+        """Return the registered writers, and the ids of entries that cannot be read.
+
+        Raises:
+            StorageError: The directory cannot be listed.
+        """
+        writers, unreadable = [], []
+        for name in self._store.list():
+            try:
+                writers.append(_parse(self._store.read(name)))
+            except StorageMissingError:
+                continue  # it was taken out since we listed it
+            except (StorageError, CaptureError):
+                unreadable.append(Path(name).stem)
+        return writers, unreadable
+
+
+def _parse(data: bytes) -> RegisteredWriter:
+    entry: dict[str, Any] = exact_json.loads_object(data) or {}
+    try:
+        return RegisteredWriter(**{name: entry[name] for name in RegisteredWriter.__slots__})
+    except KeyError as error:
+        raise CaptureError(f"a registered writer lacks {error}") from error

@@ -1,0 +1,349 @@
+"""The capture writer of one process: makes exchanges durable, or marks their rollouts, and can say which it did.
+
+An exchange handed over is never lost silently: it is a durable line, or its rollout is marked, or (when the process is
+killed) its begin stands in the open log without an end. No method here makes a model call fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_ray.correlation import check_rollout_id
+from gym_ray.errors import CaptureError, RolloutIdError, StorageError
+from gym_ray.model_call_capture.acks import LoopAcks
+from gym_ray.model_call_capture.call_index import CallIndex
+from gym_ray.model_call_capture.exchange import Exchange, build_exchange_record
+from gym_ray.model_call_capture.marks import IncompleteMarks
+from gym_ray.model_call_capture.open_log import OpenLog, log_name
+from gym_ray.model_call_capture.probe import check_directory
+from gym_ray.model_call_capture.recovery import adopt_dead_logs
+from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
+from gym_ray.model_call_capture.store import CaptureStore, capture_file_name, encode_line
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.group_commit import GroupCommit
+from gym_ray.storage.line_files import LineFiles
+
+__all__ = ["CaptureCounts", "CaptureWriter"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CaptureCounts:
+    """What a writer did since it started.
+
+    Attributes:
+        recorded: Exchanges made durable.
+        failed: Exchanges that could not be made durable.
+        timed_out: Answers released because their record took longer than ``capture_timeout_s``.
+        refused: Calls served but not captured, because their id cannot be a file name.
+    """
+
+    recorded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    refused: int = 0
+
+
+class _Ticket:
+    """One exchange on its way to its file; the commit threads' side of a waiting answer."""
+
+    __slots__ = ("acks", "error", "exchange", "file_name", "index")
+
+    def __init__(self, exchange: Exchange, index: CallIndex, acks: LoopAcks[_Ticket]) -> None:
+        self.exchange, self.index, self.acks = exchange, index, acks
+        self.file_name = capture_file_name(exchange.rollout_id)
+        self.error: Exception | None = None
+
+    def encode(self) -> bytes:
+        return encode_line(build_exchange_record(self.exchange))
+
+    def committed(self, offset: int, length: int) -> None:
+        self.index.record(self.exchange.call_id, self.exchange.rollout_id, offset, length)
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a started writer owns."""
+
+    open_log: OpenLog
+    registry: WriterRegistry
+    files: LineFiles
+    commits: GroupCommit[_Ticket]
+    marks: IncompleteMarks
+
+
+class CaptureWriter:
+    """Records exchanges into a capture directory.
+
+    Args:
+        root: Absolute capture directory.
+        server_name: Name of the model server, written into every record; None leaves it out.
+        url: Root URL at which the server's quiesce route can be reached; may be set until :meth:`start`.
+        run_token: What the quiesce route wants as bearer token.
+        capture_timeout_s: How long an answer waits for its record before it is released and its rollout marked.
+        threads: Files synced at the same time.
+        max_handles: Capture files kept open.
+        calls: The seam to the operating system.
+
+    Attributes:
+        counts: What it did so far.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        server_name: str | None,
+        url: str | None = None,
+        run_token: str | None = None,
+        capture_timeout_s: float = 30.0,
+        threads: int = 16,
+        max_handles: int = 256,
+        calls: FileCalls | None = None,
+    ) -> None:
+        self.store = CaptureStore(root, calls=calls)
+        self.server_name, self.url, self.run_token = server_name, url, run_token
+        self.counts = CaptureCounts()
+        self._timeout_s, self._threads, self._max_handles = capture_timeout_s, threads, max_handles
+        self._calls = calls or FileCalls()
+        self._index = CallIndex()
+        self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[_Ticket]] = {}
+        self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._label = log_name(server_name or "unnamed", "").removesuffix("-.log")
+        self.writer_id = f"{self._label}-{secrets.token_hex(8)}"
+        self._running: _Running | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Check the directory, take over what dead epochs of the same server left, register; ready when it returns.
+
+        Raises:
+            CaptureError: The directory is relative, not writable, or has no working locks; or a dead server's log
+                cannot be adopted. Names the path.
+        """
+        root = self.store.root
+        check_directory(root, self._calls)
+        adopt_dead_logs(self.store, self._label, calls=self._calls)
+        open_log = OpenLog(root, f"{self.writer_id}.log", calls=self._calls)
+        registry = WriterRegistry(root, calls=self._calls)
+        try:
+            registry.add(
+                RegisteredWriter(
+                    writer_id=self.writer_id,
+                    server_name=self.server_name,
+                    open_log=open_log.path.name,
+                    url=self.url,
+                    run_token=self.run_token,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                )
+            )
+        except StorageError as error:
+            open_log.close()
+            raise CaptureError(f"{root}: the writer cannot be registered: {error}") from error
+        files = LineFiles(root, calls=self._calls, max_handles=self._max_handles)
+        self._running = _Running(
+            open_log=open_log,
+            registry=registry,
+            files=files,
+            commits=GroupCommit(files, on_done=self._done, threads=self._threads, name="capture"),
+            marks=IncompleteMarks(self.store, on_marked=self._end_in_log),
+        )
+
+    def begin(self, rollout_id: str, dialect: str, client_session_id: str | None = None) -> Exchange | None:
+        """Open an exchange, before its handler runs; None, logged and counted, when it cannot be captured (A16).
+
+        Whoever gets an exchange hands it to :meth:`commit`, whatever happens.
+        """
+        try:
+            check_rollout_id(rollout_id)
+        except RolloutIdError as error:
+            self._refuse(str(error))
+            return None
+        running = self._running
+        if running is None or self._closing:
+            self._refuse_late(rollout_id)
+            return None
+        call_id = secrets.token_hex(16)
+        self._index.begin(call_id, rollout_id)
+        try:
+            running.open_log.begin(call_id, rollout_id)
+        except OSError as error:
+            # Without this line a crash in the middle would be silent, so the rollout is marked now.
+            _log.warning("%s: cannot note that call %s of %s began: %s", self.store.root, call_id, rollout_id, error)
+            running.marks.add(rollout_id, call_id)
+        return Exchange(call_id, rollout_id, dialect, self.server_name, time.time(), client_session_id)
+
+    def submit(self, exchange: Exchange) -> asyncio.Future[None]:
+        """Take an exchange over and return a future that ends as :meth:`commit` does. Call on an event loop.
+
+        The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
+        """
+        running = self._require_running()
+        ticket = _Ticket(exchange, self._index, self._loop_acks())
+        future = ticket.acks.expect(ticket)
+        try:
+            running.commits.submit(ticket)
+        except StorageError as error:
+            ticket.failed(error)
+            asyncio.get_running_loop().run_in_executor(None, self._done, [ticket])
+        return future
+
+    async def commit(self, exchange: Exchange) -> None:
+        """Return once the exchange's record is durable, or its rollout is marked; never fails the call (A3, A41).
+
+        After ``capture_timeout_s`` it returns with the mark in memory, and on disk as soon as the disk lets it.
+        """
+        await self.submit(exchange)
+
+    async def quiesce(self, rollout_ids: Sequence[str], timeout_s: float, forget: Iterable[str] = ()) -> dict[str, Any]:
+        """Wait until no call of these rollouts is open, at most ``timeout_s``, and say what was written.
+
+        Args:
+            rollout_ids: Rollouts to report.
+            timeout_s: Longest wait.
+            forget: Rollouts whose lists are not needed any more; dropped before anything else.
+
+        Returns:
+            ``{"writer_id", "server_name", "rollouts": {id: {"open": [call id], "recorded": [[call id, file, offset,
+            length]], "incomplete": bool}}}``; ``incomplete`` tells of a mark that may not be on disk yet.
+
+        Raises:
+            RolloutIdError: An id cannot be a rollout id.
+        """
+        for rollout_id in forget:
+            self._index.forget(rollout_id)
+        names = {rollout_id: capture_file_name(rollout_id) for rollout_id in rollout_ids}
+        await self._wait_until_closed(names, timeout_s)
+        pending = self._require_running().marks.pending()
+        rollouts = {}
+        for rollout_id, name in names.items():
+            recorded = self._index.recorded_calls(rollout_id, name)
+            rollouts[rollout_id] = {
+                "open": self._index.open_call_ids(rollout_id),
+                "recorded": [[call.call_id, call.file, call.offset, call.length] for call in recorded],
+                "incomplete": rollout_id in pending,
+            }
+        return {"writer_id": self.writer_id, "server_name": self.server_name, "rollouts": rollouts}
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Finish what was handed over, mark what cannot be finished, take the writer out of the registry.
+
+        Blocks up to about ``timeout_s``. Idempotent. An exchange committed after this is marked, not recorded.
+        """
+        running = self._running
+        if running is None or self._closing:
+            return
+        self._closing = True
+        deadline = time.monotonic() + timeout_s
+        finished = running.commits.close(timeout_s)
+        for call_id, rollout_id in self._index.open_calls().items():
+            running.marks.add(rollout_id, call_id)
+        unmarked = running.marks.close(max(1.0, deadline - time.monotonic()))
+        if unmarked:
+            _log.error("%s: rollouts that lost records and could not be marked: %s", self.store.root, sorted(unmarked))
+        try:
+            running.registry.remove(self.writer_id)
+            running.open_log.close()
+        except OSError as error:
+            _log.warning("%s: writer %s could not be signed off: %s", self.store.root, self.writer_id, error)
+        if finished:
+            running.files.close()
+
+    def _done(self, tickets: Sequence[_Ticket]) -> None:
+        """Tell everybody about outcomes, first the disk; runs on a commit thread."""
+        marks, failed = self._require_running().marks, 0
+        recorded: list[str] = []
+        for ticket in tickets:
+            exchange = ticket.exchange
+            if ticket.error is None:
+                recorded.append(exchange.call_id)
+                continue
+            failed += 1
+            path = self.store.root / ticket.file_name
+            _log.warning("%s: call %s could not be recorded: %s", path, exchange.call_id, ticket.error)
+            marks.add(exchange.rollout_id, exchange.call_id)
+        if failed:
+            marks.try_all()
+        if recorded:
+            self._end_in_log(recorded)
+        with self._lock:
+            self.counts.recorded += len(recorded)
+            self.counts.failed += failed
+        for ticket in tickets:
+            self._index.end(ticket.exchange.call_id)
+        for acks in {ticket.acks for ticket in tickets}:
+            acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
+        for loop, changed in list(self._quiesce_waiters):
+            loop.call_soon_threadsafe(changed.set)
+
+    def _timed_out(self, ticket: _Ticket) -> None:
+        exchange = ticket.exchange
+        with self._lock:
+            self.counts.timed_out += 1
+        _log.error(
+            "%s: call %s took longer than %.3g s to record; its answer is released and the rollout marked incomplete",
+            self.store.root / ticket.file_name,
+            exchange.call_id,
+            self._timeout_s,
+        )
+        self._require_running().marks.add(exchange.rollout_id, exchange.call_id)
+
+    def _end_in_log(self, call_ids: list[str]) -> None:
+        try:
+            self._require_running().open_log.end(call_ids)
+        except OSError as error:
+            _log.warning("%s: cannot note that %d calls ended: %s", self.store.root, len(call_ids), error)
+
+    async def _wait_until_closed(self, rollout_ids: Iterable[str], timeout_s: float) -> None:
+        changed = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), changed)
+        self._quiesce_waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(self._index.has_open(rollout_id) for rollout_id in rollout_ids):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return  # what is still open is in the answer
+        finally:
+            self._quiesce_waiters.discard(waiter)
+
+    def _refuse(self, reason: str) -> None:
+        with self._lock:
+            self.counts.refused += 1
+        _log.warning("a model call is served but not captured: %s", reason)
+
+    def _refuse_late(self, rollout_id: str) -> None:
+        self._refuse(f"{self.store.root}: the capture writer is not running")
+        try:
+            self.store.mark_incomplete(rollout_id)
+        except CaptureError as error:
+            _log.error("%s", error)
+
+    def _require_running(self) -> _Running:
+        if self._running is None:
+            raise CaptureError(f"{self.store.root}: the capture writer was not started")
+        return self._running
+
+    def _loop_acks(self) -> LoopAcks[_Ticket]:
+        loop = asyncio.get_running_loop()
+        acks = self._acks.get(loop)
+        if acks is None:
+            acks = self._acks[loop] = LoopAcks(loop, self._timeout_s, self._timed_out)
+        return acks

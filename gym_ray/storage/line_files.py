@@ -1,0 +1,186 @@
+"""Durable appends of whole lines to many files of one directory that other processes append to and read as well.
+
+The unit is a run of complete lines. It is in the file whole or not at all: written under the file's advisory lock,
+cut back when a write fails half-way, and put on a line of its own when a killed writer left half a line behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import sync_directory, write_all
+
+__all__ = ["LineFiles", "WouldWaitError"]
+
+_log = logging.getLogger(__name__)
+_KNOWN_ENTRIES = 16_384
+
+
+class WouldWaitError(Exception):
+    """Another process holds the file's lock; the append has not begun."""
+
+
+@dataclass(slots=True)
+class _Handle:
+    fd: int
+    device: int
+    inode: int
+    clean_end: int = -1
+    """File size behind our own last append, which ended in a line feed; -1 when unknown."""
+
+
+class _DirectorySync:
+    """Syncs one directory for many callers: a sync that began after a caller's own change serves that caller too."""
+
+    def __init__(self, path: str, calls: FileCalls) -> None:
+        self._path, self._calls = path, calls
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._ended = 0
+
+    def sync(self) -> None:
+        """Return once everything this caller did to the directory before is durable.
+
+        Raises:
+            OSError: It could not be done.
+        """
+        begun_before = self._begun
+        with self._lock:
+            if self._ended > begun_before:
+                return
+            self._begun += 1
+            number = self._begun
+            sync_directory(self._calls, self._path)
+            self._ended = number
+
+
+class LineFiles:
+    """Appends to ``<root>/<name>``; every method may be called from several threads.
+
+    Args:
+        root: Existing directory.
+        calls: The seam to the operating system.
+        max_handles: Open files kept for the next append; the oldest is closed first.
+    """
+
+    def __init__(self, root: Path, *, calls: FileCalls | None = None, max_handles: int = 256) -> None:
+        self._root = str(root)
+        self._calls = calls or FileCalls()
+        self._max_handles = max_handles
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._durable_entries: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+        self._directory = _DirectorySync(self._root, self._calls)
+
+    def append(self, name: str, data: bytes, *, wait: bool = True) -> int:
+        """Append ``data``, one or more whole lines, and return the offset of its first byte; durable then (A65-A69).
+
+        Args:
+            name: File name; the file is created when missing, and found again when it was replaced.
+            data: Ends in a line feed.
+            wait: Wait for the file's lock when another holds it.
+
+        Raises:
+            WouldWaitError: ``wait`` is false and another holds the lock.
+            OSError: It could not be done; the file holds no part of ``data``, or the whole of it unsynced.
+        """
+        handle = self._take(name)
+        while True:
+            try:
+                if not self._calls.lock_exclusive(handle.fd, wait=wait):
+                    self._give_back(name, handle)
+                    raise WouldWaitError(name)
+                size = self._size_if_current(name, handle)
+                if size is not None:
+                    offset = self._append_locked(name, handle, data, size)
+                    self._calls.unlock(handle.fd)
+                    break
+            except OSError:
+                self._calls.close(handle.fd)
+                raise
+            self._calls.close(handle.fd)
+            handle = self._open(name)
+        self._give_back(name, handle)
+        return offset
+
+    def close(self) -> None:
+        """Close the kept files; an append after this opens its file anew."""
+        with self._lock:
+            handles = list(self._handles.values())
+            self._handles.clear()
+        for handle in handles:
+            self._calls.close(handle.fd)
+
+    def _take(self, name: str) -> _Handle:
+        with self._lock:
+            handle = self._handles.pop(name, None)
+        return handle or self._open(name)
+
+    def _open(self, name: str) -> _Handle:
+        fd = self._calls.open(f"{self._root}/{name}", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            info = self._calls.fstat(fd)
+        except OSError:
+            self._calls.close(fd)
+            raise
+        return _Handle(fd, info.st_dev, info.st_ino)
+
+    def _give_back(self, name: str, handle: _Handle) -> None:
+        surplus = None
+        with self._lock:
+            if name in self._handles:
+                surplus = handle
+            else:
+                self._handles[name] = handle
+                if len(self._handles) > self._max_handles:
+                    _, surplus = self._handles.popitem(last=False)
+        if surplus is not None:
+            self._calls.close(surplus.fd)
+
+    def _size_if_current(self, name: str, handle: _Handle) -> int | None:
+        """Return the file's size, or None when the name leads to another file by now."""
+        try:
+            info = self._calls.stat(f"{self._root}/{name}")
+        except FileNotFoundError:
+            return None
+        if info.st_ino != handle.inode or info.st_dev != handle.device:
+            return None
+        return info.st_size
+
+    def _append_locked(self, name: str, handle: _Handle, data: bytes, size: int) -> int:
+        offset = size
+        if size and size != handle.clean_end and self._calls.pread(handle.fd, 1, size - 1) != b"\n":
+            data = b"\n" + data
+            offset += 1
+        handle.clean_end = -1
+        try:
+            write_all(self._calls, handle.fd, data)
+        except OSError:
+            self._cut_back(name, handle, size)
+            raise
+        self._calls.sync_data(handle.fd)
+        # A name is durable only after its directory is; another writer's unfinished creation counts as ours.
+        if size == 0 or self._durable_entries.get(name) != handle.inode:
+            self._directory.sync()
+            self._remember_entry(name, handle.inode)
+        handle.clean_end = size + len(data)
+        return offset
+
+    def _cut_back(self, name: str, handle: _Handle, size: int) -> None:
+        try:
+            self._calls.truncate(handle.fd, size)
+        except OSError as error:
+            # The next append begins on a fresh line, so the torn one costs only itself.
+            _log.warning("%s/%s: a failed append could not be cut back to %d bytes: %s", self._root, name, size, error)
+
+    def _remember_entry(self, name: str, inode: int) -> None:
+        with self._lock:
+            self._durable_entries[name] = inode
+            if len(self._durable_entries) > _KNOWN_ENTRIES:
+                self._durable_entries.popitem(last=False)
