@@ -199,11 +199,18 @@ class _IncludeReader:
         return [_locate(name, near, layer.place((_PATHS, i)) or place) for i, name in enumerate(resolved)]
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a directory that may not be searched, a name that is too long or holds NUL
+        return False
+
+
 def _locate(name: str, near: Path, place: str) -> Path:
     """Look beside the file that names it, then in the working directory, then among the files that ship."""
     candidates = [root / name for root in dict.fromkeys((near, Path(), ASSETS_ROOT))]
     for candidate in candidates:
-        if candidate.is_file():
+        if _is_file(candidate):
             return candidate
     looked = ", ".join(str(candidate.absolute()) for candidate in candidates if not Path(name).is_absolute())
     remedy = f"looked for {looked}" if looked else "check the path"

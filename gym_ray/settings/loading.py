@@ -21,6 +21,14 @@ __all__ = ["load_settings", "settings_from_document", "settings_from_yaml"]
 _Model = TypeVar("_Model", bound=BaseModel)
 _SETTINGS_KEYS = frozenset(RunSettings.model_fields) - {"servers"}
 _SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLAIN_WORDS = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
+    **dict.fromkeys(("dict_type", "model_type"), "should be a map of keys and values"),
+    "path_type": "should be a path",
+    "string_type": "should be text",
+}
 _CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path, or observability_enabled to false"
 
 
@@ -146,10 +154,9 @@ def _mistake(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docu
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not detail["loc"]:  # the one check over two keys: capture is on without a usable directory
         key = "model_call_capture_dir" if "absolute" in message else "observability_enabled"
-        return SettingsError(document.place((key,)), key, message, _CAPTURE_REMEDY)
-    if kind in ("bool_parsing", "bool_type"):
-        message = "should be true or false"
-    elif kind == "string_type" and isinstance(detail["input"], int | float):
+        return SettingsError(document.place((key,)), key, message.removeprefix(f"{key} "), _CAPTURE_REMEDY)
+    message = _PLAIN_WORDS.get(kind, message)
+    if kind == "string_type" and isinstance(detail["input"], int | float):
         message = "should be text; quote it: '…' in YAML, \"'…'\" on the command line"
     return SettingsError(
         place, dotted(location), f"{show(detail['input'], location, document.secrets)} is not accepted", message

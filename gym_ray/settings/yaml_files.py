@@ -128,6 +128,8 @@ def parse_yaml(text: str, where: str) -> Layer:
         if node is not None:
             _collect_lines(node, (), lines, (), where)
         tree = loader.construct_document(node) if node is not None else None
+    except SettingsError:
+        raise
     except yaml.MarkedYAMLError as error:
         raise _bad_yaml(error, where) from None
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -127,7 +127,7 @@ def test_values(token: str, field: str, value: object) -> None:
 
 def test_numbers_from_the_environment() -> None:
     settings = load("limit: ${oc.env:N}\nnum_repeats: ${oc.env:N}\n", environ={"N": "4"})
-    assert (settings.limit, int(str(settings.num_repeats))) == (4, 4)
+    assert (settings.limit, settings.num_repeats) == (4, 4)
 
 
 def test_settings_pickle_and_survive_yaml() -> None:
@@ -255,12 +255,27 @@ MISTAKES = {
     ),
     "port text": (
         "head_server: {port: http}\n",
-        "f.yaml:1: head_server.port: 'http' is not accepted; should be a valid integer, unable to parse string as an "
-        "integer",
+        "f.yaml:1: head_server.port: 'http' is not accepted; should be a whole number",
     ),
     "port boolean": (
         "head_server: {port: true}\n",
         "f.yaml:1: head_server.port: True is not accepted; should be a number, not true or false",
+    ),
+    "fraction": ("limit: 2.5\n", "f.yaml:1: limit: 2.5 is not accepted; should be a whole number"),
+    "time": ("run_timeout_s: 10m\n", "f.yaml:1: run_timeout_s: '10m' is not accepted; should be a number"),
+    "no time": ("run_timeout_s: 0\n", "f.yaml:1: run_timeout_s: 0 is not accepted; should be greater than 0"),
+    "endless time": (
+        "run_timeout_s: .inf\n",
+        "f.yaml:1: run_timeout_s: inf is not accepted; should be a finite number",
+    ),
+    "path": ("input_jsonl_fpath: 3\n", "f.yaml:1: input_jsonl_fpath: 3 is not accepted; should be a path"),
+    "map": (
+        "responses_create_params: [1]\n",
+        "f.yaml:1: responses_create_params: [1] is not accepted; should be a map of keys and values",
+    ),
+    "section": (
+        "head_server: 127.0.0.1\n",
+        "f.yaml:1: head_server: '127.0.0.1' is not accepted; should be a map of keys and values",
     ),
     "boolean": ("verbose: maybe\n", "f.yaml:1: verbose: 'maybe' is not accepted; should be true or false"),
     "null boolean": ("verbose:\n", "f.yaml:1: verbose: None is not accepted; should be true or false"),
@@ -305,7 +320,7 @@ MISTAKES = {
     ),
     "relative capture directory": (
         "observability_enabled: true\nmodel_call_capture_dir: results/calls\n",
-        "f.yaml:2: model_call_capture_dir: model_call_capture_dir must be an absolute path when observability_enabled "
+        "f.yaml:2: model_call_capture_dir: must be an absolute path when observability_enabled "
         "is true; set model_call_capture_dir to an absolute path, or observability_enabled to false",
     ),
     "unknown reference": (
