@@ -5,7 +5,6 @@ Unknown is None, never 0 (A4). Only what a provider reported as a count is a cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,6 @@ class TokenCounts:
 
 
 _UNKNOWN = TokenCounts()
-_NOTHING: Mapping[str, Any] = {}
 
 
 def count(value: object) -> int | None:
@@ -46,61 +44,60 @@ def count(value: object) -> int | None:
 
 def _first(*values: object) -> int | None:
     for value in values:
-        found = count(value)
-        if found is not None:
+        if value is not None and (found := count(value)) is not None:
             return found
     return None
 
 
 def token_counts(usage: object) -> TokenCounts:
     """Read the token counts of a usage block (A105-A111); never raises."""
-    if not isinstance(usage, Mapping) or not usage:
+    if not isinstance(usage, dict) or not usage:
         return _UNKNOWN
     get = usage.get
-    prompt_details, input_details = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
-    tokens_in = _tokens_in(usage, details=prompt_details is not None or input_details is not None)
+    prompt, given = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
+    tokens_in = _tokens_in(usage, openai_style=prompt is not None or given is not None)
     tokens_out = _first(get("output_tokens"), get("completion_tokens"))
     total = count(get("total_tokens"))
     if total is None and tokens_in is not None and tokens_out is not None:
         total = tokens_in + tokens_out
-    prompt_details, input_details = prompt_details or _NOTHING, input_details or _NOTHING
     cached = _first(
-        prompt_details.get("cached_tokens"),
-        prompt_details.get("cached_input_tokens"),
-        input_details.get("cached_tokens"),
-        input_details.get("cached_input_tokens"),
+        prompt and prompt.get("cached_tokens"),
+        prompt and prompt.get("cached_input_tokens"),
+        given and given.get("cached_tokens"),
+        given and given.get("cached_input_tokens"),
         get("cache_read_input_tokens"),
         get("cached_input_tokens"),
     )
+    generated, completion = _details(usage, "output_tokens_details"), _details(usage, "completion_tokens_details")
     reasoning = _first(
-        (_details(usage, "output_tokens_details") or _NOTHING).get("reasoning_tokens"),
-        (_details(usage, "completion_tokens_details") or _NOTHING).get("reasoning_tokens"),
+        generated and generated.get("reasoning_tokens"),
+        completion and completion.get("reasoning_tokens"),
         get("reasoning_output_tokens"),
     )
     return TokenCounts(
-        tokens_in=tokens_in,
-        tokens_out=tokens_out,
-        tokens_reasoning=reasoning,
-        tokens_total=total,
-        cached_tokens=cached,
-        cache_hit=None if cached is None else cached > 0,
-        cache_creation_tokens=count(get("cache_creation_input_tokens")),
+        tokens_in,
+        tokens_out,
+        reasoning,
+        total,
+        cached,
+        None if cached is None else cached > 0,
+        count(get("cache_creation_input_tokens")),
     )
 
 
-def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def _details(usage: dict[str, Any], name: str) -> dict[str, Any] | None:
     value = usage.get(name)
-    return value if isinstance(value, Mapping) else None
+    return value if isinstance(value, dict) else None
 
 
-def _tokens_in(usage: Mapping[str, Any], *, details: bool) -> int | None:
+def _tokens_in(usage: dict[str, Any], *, openai_style: bool) -> int | None:
     """Prompt tokens; Anthropic counts cached ones apart, so they are added, but only there (A106, A107)."""
     size = count(usage.get("input_tokens"))
     if size is None:
         size = count(usage.get("prompt_tokens"))
         if size is not None:
             return size
-    if details:
+    if openai_style:
         return size
     read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
     cache = (read or 0) + (written or 0)

@@ -1,0 +1,63 @@
+"""Reads an answer of any dialect: tool calls, reasoning, why it ended.
+
+The shape of an answer decides how it is read, not the route it came from (A100): servers answer in each other's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from gym_ray import exact_json
+from gym_ray.dialects import chat, messages, responses
+
+__all__ = ["finish_reason", "parse_arguments", "reasoning", "tool_calls"]
+
+
+def _dialect_of(response: dict[str, Any]) -> ModuleType | None:
+    if isinstance(response.get("output"), list):
+        return responses
+    if isinstance(response.get("choices"), list):
+        return chat
+    return messages if isinstance(response.get("content"), list) else None
+
+
+def finish_reason(response: dict[str, Any]) -> str | None:
+    """Return the first of stop reason, first choice's finish reason, and reason of incompleteness (A99)."""
+    return messages.finish_reason(response) or chat.finish_reason(response) or responses.finish_reason(response)
+
+
+def tool_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of an answer, in order, as ``{"call_id", "name", "arguments"}`` (A101, A102)."""
+    dialect = _dialect_of(response)
+    calls: Iterator[tuple[Any, Any, Any]] = dialect.tool_calls(response) if dialect is not None else iter(())
+    return [
+        {"call_id": _text(call_id), "name": _text(name), "arguments": parse_arguments(arguments)}
+        for call_id, name, arguments in calls
+    ]
+
+
+def reasoning(response: dict[str, Any]) -> str | None:
+    """Return the reasoning texts of an answer joined with LF, None when there are none (A103)."""
+    dialect = _dialect_of(response)
+    texts: Iterator[Any] = dialect.reasoning_texts(response) if dialect is not None else iter(())
+    return "\n".join(text for text in texts if isinstance(text, str) and text) or None
+
+
+def parse_arguments(arguments: Any) -> dict[str, Any]:
+    """Return tool arguments as an object (A102).
+
+    An object stays, the text of an object is parsed, and empty or missing arguments are ``{}``. Any other text is kept
+    under ``_raw``, unrepaired.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str) or not arguments:
+        return {}
+    parsed = exact_json.loads_object(arguments.encode("utf-8", "surrogatepass"))
+    return {"_raw": arguments} if parsed is None else parsed
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
