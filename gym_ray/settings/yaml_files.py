@@ -22,6 +22,7 @@ __all__ = ["Layer", "dump_yaml", "parse_yaml", "read_yaml"]
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")
 )
+_MAX_VALUES = 20_000  # aliases of aliases would otherwise grow without bound
 _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
     r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
@@ -160,6 +161,8 @@ def _collect_lines(
         raise SettingsError(place, "", "an alias refers to what contains it", "write the value out")
     if node.tag not in _PLAIN_TAGS:
         raise SettingsError(place, "", f"the YAML tag {node.tag!r} is not used in settings", "write a plain value")
+    if len(lines) > _MAX_VALUES:
+        raise SettingsError(place, "", f"holds more than {_MAX_VALUES} values", "use fewer aliases of aliases")
     inside = (*parents, id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):

@@ -75,6 +75,8 @@ def test_the_environment_of_the_process_is_not_read(monkeypatch: pytest.MonkeyPa
             {"a": "${m.prot}", "m": {"port": 1}},
             ["at a: a: ${m.prot} is not set; set m.prot in a YAML file or pass ++m.prot=…; did you mean 'port'?"],
         ),
+        ({"a": "${b.c}", "b": 1}, ["at a: a: ${b.c} is not set; set b.c in a YAML file or pass ++b.c=…"]),
+        ({"a": "${b.7}", "b": [1]}, ["at a: a: ${b.7} is not set; set b.7 in a YAML file or pass ++b.7=…"]),
         (
             {"a": "${policy_base_url}"},
             ["at a: a: ${policy_base_url} is not set; put policy_base_url into env.yaml or pass ++policy_base_url=…"],

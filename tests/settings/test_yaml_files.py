@@ -114,6 +114,13 @@ def test_the_text_of_a_file_is_not_quoted(text: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
+def test_aliases_of_aliases_do_not_grow_without_bound() -> None:
+    levels = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
+    with pytest.raises(SettingsError, match="holds more than 20000 values; use fewer aliases of aliases"):
+        parse_yaml("\n".join(levels), "f.yaml")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("ä: 1\n".encode("latin-1"))
     cases = {
