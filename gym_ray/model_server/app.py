@@ -75,7 +75,9 @@ class _Service:
 
     async def generate(self, request: Request) -> Response:
         """Answer one generation request from the engine."""
-        dialect = DIALECT_BY_PATH[request.url.path]
+        dialect = DIALECT_BY_PATH.get(request.scope["path"])
+        if dialect is None:  # the router lets a trailing line feed through
+            raise HTTPException(404)
         self._check_token(request)
         raw = await self._read_body(request)
         try:
@@ -85,8 +87,9 @@ class _Service:
         if dialect not in self._engine.dialects:
             return error_response(dialect, 501, self._unspoken(dialect))
         headers = request_headers(request.headers.items())
+        query = request.scope["query_string"].decode("latin-1")
         try:
-            answer = await self._engine.answer(EngineRequest(dialect, body, raw, headers, request.url.query))
+            answer = await self._engine.answer(EngineRequest(dialect, body, raw, headers, query))
         except EngineError as exc:
             return engine_error_response(dialect, exc)
         return _EngineResponse(answer)

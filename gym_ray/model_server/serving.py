@@ -22,6 +22,9 @@ __all__ = ["AppServer"]
 
 _BACKLOG = 2048
 _LAST_PORT = 65535
+_TICK_S = 0.1
+"""uvicorn counts on this pace for its date header."""
+
 _KEEP_ALIVE_S = 75
 """Longer than the idle time of common HTTP clients, so that it is the client that gives up an idle connection."""
 
@@ -119,7 +122,7 @@ class AppServer:
         if self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
-        self._server.should_exit = True
+        self._server.leave()
         done, _ = await asyncio.wait({self._task}, timeout=math.ceil(grace_s) + _FORCE_S)
         if not done:
             self._task.cancel()
@@ -147,10 +150,22 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), _TICK_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

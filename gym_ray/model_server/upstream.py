@@ -1,0 +1,302 @@
+"""An engine behind HTTP: any server that speaks the dialects it is said to speak.
+
+Requests go out as the client sent them, except for the model's name and the credentials; answers come back as they
+are, chunk by chunk. Nothing is ever sent twice: only a connection that could not be opened is tried again. No text
+that leaves this module holds the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx
+
+from gym_ray import exact_json
+from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
+from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, SettingsError
+from gym_ray.model_server.engine import EngineAnswer, EngineRequest
+from gym_ray.model_server.headers import answer_headers
+
+__all__ = ["UpstreamEngine", "UpstreamLimits"]
+
+_CONNECT_RETRIES = 2
+_IDLE_CONNECTION_S = 3.0
+"""Shorter than the idle time of common servers, so that none is closed under a request."""
+
+_DECODED = frozenset({"gzip", "x-gzip", "deflate"})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_ENDPOINT_BY_DIALECT = {dialect: path.removeprefix("/v1") for path, dialect in DIALECT_BY_PATH.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamLimits:
+    """Bounds of the connections to one upstream.
+
+    Attributes:
+        max_connections: Requests under way at once; more wait for a free connection.
+        connect_timeout_s: To open one connection.
+        read_timeout_s: Without a byte from the upstream.
+        total_timeout_s: From the request to the last byte, waiting for a connection included.
+    """
+
+    max_connections: int = 1024
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 600.0
+    total_timeout_s: float = 3600.0
+
+
+class UpstreamEngine:
+    """Implements ``Engine`` over one pooled HTTP client.
+
+    Args:
+        base_url: URL that ends in the API's version, such as ``https://host/v1``.
+        api_key: Key that replaces the client's; None or "" sends none.
+        model_name: Replaces the request's ``model``; None or "" leaves it as it is.
+        dialects: Dialects that the upstream speaks.
+        limits: Connections and timeouts.
+        key_setting: Name of the setting that holds the key, for messages.
+
+    Raises:
+        SettingsError: The key cannot be sent in an HTTP header.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model_name: str | None = None,
+        dialects: Iterable[str] = (RESPONSES, CHAT),
+        limits: UpstreamLimits | None = None,
+        key_setting: str = "policy_api_key",
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._api_key = _sendable_key(api_key, key_setting)
+        self._model_name = model_name or None
+        self._dialects = frozenset(dialects)
+        self._limits = limits or UpstreamLimits()
+        self._key_setting = key_setting
+        self._slots = asyncio.Semaphore(self._limits.max_connections)
+        self._open_client: httpx.AsyncClient | None = None
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        """Dialects that the upstream speaks."""
+        return self._dialects
+
+    async def start(self) -> None:
+        """Open the connection pool; no request is made."""
+        limits = self._limits
+        pool = httpx.Limits(
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_connections,
+            keepalive_expiry=_IDLE_CONNECTION_S,
+        )
+        self._open_client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(limits=pool, retries=_CONNECT_RETRIES, trust_env=False),
+            timeout=httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s, pool=None),
+            headers={"accept-encoding": "identity"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one rollout's cookie is not another's
+            trust_env=False,
+        )
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once ``GET …/models`` is answered by anything but a server error.
+
+        Raises:
+            EngineUnavailableError: The key was refused, or nothing answered in time; the message has the cause.
+        """
+        deadline = _now() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    response = await self._client.get(f"{self._base_url}/models", headers=self._credentials(CHAT))
+                cause = f"it answered {_status_text(response.status_code)}"
+            except TimeoutError:
+                raise EngineUnavailableError(self._not_ready(timeout_s, "no answer to GET /models")) from None
+            except (httpx.HTTPError, httpx.InvalidURL) as exc:
+                cause = self._translate(exc).message
+            else:
+                self._check_key(response.status_code)
+                if response.status_code < 500:
+                    return
+            if _now() + pause_s >= deadline:
+                raise EngineUnavailableError(self._not_ready(timeout_s, cause))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def answer(self, request: EngineRequest) -> EngineAnswer:
+        """Send one request; return when status and headers are known.
+
+        Raises:
+            EngineUnavailableError: No connection could be opened.
+            EngineTimeoutError: No answer in time.
+            EngineError: The connection broke, or the upstream redirects.
+        """
+        query = f"?{request.query}" if request.query else ""
+        url = f"{self._base_url}{_ENDPOINT_BY_DIALECT[request.dialect]}{query}"
+        headers = {**request.headers, **self._credentials(request.dialect), "content-type": "application/json"}
+        return await self._exchange("POST", url, headers, self._body(request))
+
+    async def models(self) -> EngineAnswer:
+        """Answer ``GET /v1/models`` from the upstream.
+
+        Raises:
+            EngineError: As :meth:`answer`.
+        """
+        return await self._exchange("GET", f"{self._base_url}/models", self._credentials(CHAT), None)
+
+    async def aclose(self) -> None:
+        """Close the pool; idempotent."""
+        client, self._open_client = self._open_client, None
+        if client is not None:
+            await client.aclose()
+
+    @property
+    def _client(self) -> httpx.AsyncClient:
+        if self._open_client is None:
+            raise EngineUnavailableError(f"the client of {self._where} is not started")
+        return self._open_client
+
+    async def _exchange(self, method: str, url: str, headers: dict[str, str], content: bytes | None) -> EngineAnswer:
+        deadline = _now() + self._limits.total_timeout_s
+        client = self._client
+        slot = _Slot(self._slots)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await slot.take()
+                raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+                request = client.build_request(method, url, headers=raw_headers, content=content)
+                response = await client.send(request, stream=True)
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as exc:
+            slot.give_back()
+            raise self._translate(exc) from exc
+        except BaseException:
+            slot.give_back()
+            raise
+        body = _Body(self, response, slot, deadline)
+        if response.has_redirect_location:
+            await body.aclose()
+            raise EngineError(f"{self._where} redirects to {_shown(response)}: give the final address as base URL")
+        headers_out = answer_headers(response.headers.multi_items(), decoded=body.decoded)
+        return EngineAnswer(response.status_code, headers_out, body, body.aclose)
+
+    def _body(self, request: EngineRequest) -> bytes:
+        if self._model_name is None or request.body.get("model") == self._model_name:
+            return request.raw
+        return exact_json.dumps({**request.body, "model": self._model_name})
+
+    def _credentials(self, dialect: str) -> dict[str, str]:
+        if self._api_key is None:
+            return {}
+        headers = {"authorization": f"Bearer {self._api_key}"}
+        return {**headers, "x-api-key": self._api_key} if dialect == MESSAGES else headers
+
+    def _check_key(self, status: int) -> None:
+        if status in (401, 403):
+            what = "refused the key" if self._api_key else "wants a key, and none is set"
+            raise EngineUnavailableError(f"{self._where} {what} ({_status_text(status)}): check {self._key_setting}")
+
+    @property
+    def _where(self) -> str:
+        address = self._base_url.partition("://")[2].rpartition("@")[2]
+        return f"the upstream at {self._base_url.partition('://')[0]}://{address}"
+
+    def _not_ready(self, timeout_s: float, cause: str) -> str:
+        return f"{self._where} is not ready after {timeout_s:g} s: {cause}"
+
+    def _translate(self, exc: Exception) -> EngineError:
+        where, limits = self._where, self._limits
+        match exc:
+            case httpx.ConnectTimeout():
+                return EngineUnavailableError(f"no connection to {where} within {limits.connect_timeout_s:g} s")
+            case httpx.ConnectError():
+                return EngineUnavailableError(f"no connection to {where}: {exc}")
+            case httpx.TimeoutException():
+                return EngineTimeoutError(f"nothing came from {where} for {limits.read_timeout_s:g} s")
+            case TimeoutError():
+                return EngineTimeoutError(f"{where} did not finish within {limits.total_timeout_s:g} s")
+            case httpx.InvalidURL() | httpx.UnsupportedProtocol():
+                return EngineUnavailableError(f"{where} has no usable URL; give one like http://host:port/v1")
+            case httpx.DecodingError():
+                return EngineError(f"{where} sent a body that cannot be decompressed")
+            case _:
+                return EngineError(f"the connection to {where} broke ({type(exc).__name__})")
+
+
+class _Slot:
+    """One of the engine's bounded places; waiting here is cheaper than in the pool, which scans its whole queue."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
+        self._taken = False
+
+    async def take(self) -> None:
+        await self._slots.acquire()
+        self._taken = True
+
+    def give_back(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._slots.release()
+
+
+class _Body:
+    """The chunks of one answer, with its deadline; failures are the engine's own."""
+
+    def __init__(self, engine: UpstreamEngine, response: httpx.Response, slot: _Slot, deadline: float) -> None:
+        self._engine = engine
+        self._response = response
+        self._slot = slot
+        self._deadline = deadline
+        self.decoded = response.headers.get("content-encoding", "").strip().lower() in _DECODED
+        self._chunks = response.aiter_bytes() if self.decoded else response.aiter_raw()
+
+    def __aiter__(self) -> _Body:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(self._chunks)
+        except (TimeoutError, httpx.HTTPError) as exc:
+            raise self._engine._translate(exc) from exc  # noqa: SLF001 - the two are one
+
+    async def aclose(self) -> None:
+        try:
+            await self._response.aclose()
+        finally:
+            self._slot.give_back()
+
+
+def _shown(response: httpx.Response) -> str:
+    try:
+        target = httpx.URL(response.headers["location"])
+    except httpx.InvalidURL:
+        return "an address that is no URL"
+    return str(target.copy_with(userinfo=b"", query=None))
+
+
+def _sendable_key(api_key: str | None, key_setting: str) -> str | None:
+    key = (api_key or "").strip()
+    if not key:
+        return None
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError("settings", key_setting, "holds a character that an HTTP header cannot carry")
+    return key
+
+
+def _status_text(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
