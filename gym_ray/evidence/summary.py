@@ -1,0 +1,81 @@
+"""The few figures of a finished record that leave the joiner; payloads never do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["RolloutSummary", "summarise"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """The figures of one record; None is unknown, never zero.
+
+    Attributes:
+        rollout_id: Capture key of the attempt.
+        agent: Agent that ran it, "" when the row names none.
+        task: Task index as text.
+        reward: None when it is missing, no number, not finite, or masked by the verifier (``mask_sample``).
+        masked: The rollout completed, but its reward is no measurement (D3).
+        failure_class: None for a record of the main output.
+        num_calls: Captured calls, None when capture is off or could not be attached.
+        tokens_in, tokens_out, tokens_reasoning, tokens_total, cached_tokens: Sums over the calls.
+        call_latency_ms: Sum over the calls.
+        latency_ms: The whole run (D31).
+        gap_codes: Codes of the capture's gaps, in order.
+    """
+
+    rollout_id: str
+    agent: str
+    task: str
+    reward: float | None
+    masked: bool
+    failure_class: str | None
+    num_calls: int | None
+    tokens_in: int | None
+    tokens_out: int | None
+    tokens_reasoning: int | None
+    tokens_total: int | None
+    cached_tokens: int | None
+    call_latency_ms: float | None
+    latency_ms: float
+    gap_codes: tuple[str, ...]
+
+
+def summarise(record: Mapping[str, Any], rollout_id: str, latency_ms: float) -> RolloutSummary:
+    """Return the figures of a finished record."""
+    ref, failure_class = record.get("agent_ref"), record.get("_ng_failure_class")
+    attachment = record.get("ng_model_call_capture")
+    capture = attachment if isinstance(attachment, dict) else {}
+    metrics = capture.get("metrics") or {}
+    masked = bool(record.get("mask_sample"))
+    return RolloutSummary(
+        rollout_id=rollout_id,
+        agent=str(ref.get("name", "")) if isinstance(ref, dict) else "",
+        task=str(record.get("_ng_task_index")),
+        reward=None if masked or failure_class is not None else _measured(record.get("reward")),
+        masked=masked,
+        failure_class=None if failure_class is None else str(failure_class),
+        num_calls=metrics.get("num_calls"),
+        tokens_in=metrics.get("tokens_in"),
+        tokens_out=metrics.get("tokens_out"),
+        tokens_reasoning=metrics.get("tokens_reasoning"),
+        tokens_total=metrics.get("tokens_total"),
+        cached_tokens=metrics.get("cached_tokens"),
+        call_latency_ms=metrics.get("latency_total_ms"),
+        latency_ms=latency_ms,
+        gap_codes=tuple(gap["code"] for gap in capture.get("gaps", ())),
+    )
+
+
+def _measured(reward: object) -> float | None:
+    if not isinstance(reward, int | float):
+        return None
+    try:
+        value = float(reward)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,231 @@
+"""Takes one attempt from its start to its durable record; the ledger decides, this does (D29-D33, D36, D45).
+
+The order is the promise: durable as started, cleared, run at most once, joined, durable as finished. Nothing here sends
+an attempt a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+from gym_ray.errors import ClusterError, GymRayError
+from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.evidence.summary import RolloutSummary
+from gym_ray.rollouts.ledger import (
+    Cancelled,
+    Dispatched,
+    Finish,
+    Instruction,
+    Join,
+    Joined,
+    JoinFailed,
+    Ledger,
+    ReplyLost,
+    RunEnded,
+    StartAttempt,
+    State,
+    Withdrawn,
+    WorkerLost,
+)
+from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog
+from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
+from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.run_paths import Written
+
+__all__ = ["AttemptFlow", "CollectionSettings", "Finished"]
+
+_LOG = logging.getLogger(__name__)
+_JOIN_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSettings:
+    """How a run is driven.
+
+    Attributes:
+        num_samples_in_parallel: Runs at once, None for what the workers can take (D40).
+        max_resident_rollout_tasks: Attempts in hand at once, those that are being joined included; None for twice the
+            runs at once.
+        run_timeout_s: Time one run may take, None for no limit (D32).
+        join_backoff_s: Wait before the second try of a failed join; doubles with each further one.
+    """
+
+    num_samples_in_parallel: int | None = None
+    max_resident_rollout_tasks: int | None = None
+    run_timeout_s: float | None = None
+    join_backoff_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples_in_parallel", "max_resident_rollout_tasks", "run_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}: {value!r}; give a number above 0, or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An attempt whose record is durable.
+
+    Attributes:
+        written: Where the record lies, None when its reply asked to be written nowhere.
+        summary: Its figures.
+        retried: Its row runs again in this run.
+    """
+
+    written: Written | None
+    summary: RolloutSummary
+    retried: bool
+
+
+class AttemptFlow:
+    """Follows attempts for a :class:`~gym_ray.rollouts.collection.Collection`, which owns all the parts.
+
+    Args:
+        slots: One for each run at once.
+    """
+
+    def __init__(
+        self,
+        rows: MaterialisedRows,
+        outputs: RunOutputs,
+        log: LedgerLog,
+        port: RolloutPort,
+        ledger: Ledger,
+        settings: CollectionSettings,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
+        self._ledger, self._settings, self._slots = ledger, settings, slots
+        self._runs: set[asyncio.Task[ReplyHandle | Lost]] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Cancel what runs and dispatch nothing more; safe to repeat."""
+        self._stopping = True
+        for task in self._runs:
+            task.cancel()
+
+    async def follow(self, start: StartAttempt) -> Finished | None:
+        """Take an attempt to its end.
+
+        Returns:
+            What was stored, None when the attempt was cancelled or never started.
+
+        Raises:
+            InputError: The row is damaged.
+            GymRayError: The ledger or the record cannot be stored, or no workers are left: the run cannot go on.
+        """
+        row = self._rows.attempt(start.ordinal, start.attempt)
+        job = AttemptJob(
+            start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, self._settings.run_timeout_s
+        )
+        async with self._slots:
+            if self._stopping:
+                self._ledger.handle(Withdrawn(start.ordinal, start.attempt))
+                return None
+            await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
+            never_ran = await self._clear(job)
+            ended = never_ran or await self._run(job)
+        if ended is None:
+            await self._log.append(FrameKind.CANCELLED, job.ordinal, job.attempt, job.rollout_id)
+            self._ledger.handle(Cancelled(job.ordinal, job.attempt))
+            return None
+        return await self._join(job, ended, attach_capture=never_ran is None)
+
+    def abandon(self, start: StartAttempt) -> None:
+        """Note that :meth:`follow` raised: the attempt stays unfinished work."""
+        state = self._ledger.state(start.ordinal)
+        if state in (State.STARTING, State.RUNNING):
+            self._ledger.handle(Cancelled(start.ordinal, start.attempt))
+        elif state is State.JOINING:
+            self._ledger.handle(JoinFailed(start.ordinal, start.attempt))
+
+    async def _clear(self, job: AttemptJob) -> RunResult | None:
+        """Clear the attempt's capture; a result when that failed, since its calls would mix with older ones (D25)."""
+        try:
+            await self._port.clear([job.rollout_id])
+        except (OSError, GymRayError) as error:
+            message = f"the attempt did not run, since an earlier capture could not be cleared: {error}"
+            return RunResult(None, RunFailure("agent_request_failed", type(error).__name__, message), 0.0)
+        return None
+
+    async def _run(self, job: AttemptJob) -> ReplyHandle | RunResult | _LostRun | None:
+        if self._stopping:
+            return None
+        self._ledger.handle(Dispatched(job.ordinal, job.attempt))
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        task = asyncio.ensure_future(self._port.run(job))
+        self._runs.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._runs.discard(task)
+            task.cancel()  # does nothing to a run that has ended
+        if task.cancelled():
+            return None
+        latency_ms = (clock() - begun) * 1000
+        error = task.exception()
+        if isinstance(error, ClusterError):
+            raise error
+        if error is not None:
+            _LOG.error("%s: the worker failed", job.rollout_id, exc_info=error)
+            return RunResult(None, RunFailure("agent_run_error", type(error).__name__, str(error)), latency_ms)
+        ended = task.result()
+        return _LostRun(ended, latency_ms) if isinstance(ended, Lost) else ended
+
+    async def _join(
+        self, job: AttemptJob, ended: ReplyHandle | RunResult | _LostRun, *, attach_capture: bool
+    ) -> Finished:
+        if isinstance(ended, _LostRun):
+            event = WorkerLost(job.ordinal, job.attempt, ended.lost.failure_class)
+            terminal = _join_of(self._ledger.handle(event)).terminal
+            result: ReplyHandle | RunResult = _loss_result(ended.lost, ended.latency_ms)
+        else:
+            terminal = _join_of(self._ledger.handle(RunEnded(job.ordinal, job.attempt))).terminal
+            result = ended
+        request = JoinRequest(self._outputs.mark(), terminal=terminal, attach_capture=attach_capture)
+        outcome = await self._try_to_join(job, result, request)
+        destination = "nowhere" if outcome.written is None else outcome.written.file
+        (finish,) = self._ledger.handle(Joined(job.ordinal, job.attempt, destination))
+        retried = isinstance(finish, Finish) and finish.retried
+        return Finished(outcome.written, outcome.summary, retried)
+
+    async def _try_to_join(self, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest) -> JoinOutcome:
+        for tries in range(1, _JOIN_TRIES + 1):
+            try:
+                outcome = await self._port.join(job, result, request)
+            except Exception as error:
+                if tries == _JOIN_TRIES:
+                    raise
+                _LOG.warning("%s: join %d of %d failed: %s", job.rollout_id, tries, _JOIN_TRIES, error)
+                request = dataclasses.replace(request, retry=True)
+                await asyncio.sleep(self._settings.join_backoff_s * 2 ** (tries - 1))
+                continue
+            if not isinstance(outcome, Lost):
+                return outcome
+            event = ReplyLost(job.ordinal, job.attempt, outcome.failure_class)
+            terminal = _join_of(self._ledger.handle(event)).terminal
+            result, request = _loss_result(outcome, 0.0), dataclasses.replace(request, terminal=terminal)
+        raise ClusterError(f"{job.rollout_id}: its reply was reported lost {_JOIN_TRIES} times")
+
+
+@dataclass(frozen=True, slots=True)
+class _LostRun:
+    lost: Lost
+    latency_ms: float
+
+
+def _loss_result(lost: Lost, latency_ms: float) -> RunResult:
+    return RunResult(None, RunFailure(lost.failure_class, "ProcessLost", lost.message), latency_ms)
+
+
+def _join_of(instructions: list[Instruction]) -> Join:
+    (instruction,) = instructions
+    if not isinstance(instruction, Join):
+        raise TypeError(f"the ledger answered {instruction}, not a join")
+    return instruction

@@ -1,0 +1,198 @@
+"""Drives one run: rows to workers, results to joiners, finished records to whoever listens (D29-D45, D61, D162, D169).
+
+It moves keys, states and small figures. Rows are read when they are dispatched, replies never come here, and nothing
+is kept of a finished rollout but its counts. One failed rollout is a record; only lost storage or a lost cluster ends a
+run, and even then every reply that has arrived is stored first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from gym_ray.rollouts.attempt_flow import AttemptFlow, CollectionSettings, Finished
+from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.ports import RolloutPort
+from gym_ray.rollouts.run_log import RunOutputs
+
+__all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands: rows by state, and attempts that were tried again.
+
+    Attributes:
+        rows: All rows.
+        pending: Not started, or waiting for another try.
+        running: With a worker, or on the way to one.
+        joining: Ended, not yet stored.
+        done, failed, unstored: Rows whose last record is in the main output, in the sidecar, or nowhere by request.
+        cancelled: Stopped before they gave a reply; unfinished work.
+        unrecorded: Ended, but their record could not be stored; unfinished work.
+        retries: Attempts beyond the first of a row.
+    """
+
+    rows: int
+    pending: int
+    running: int
+    joining: int
+    done: int
+    failed: int
+    unstored: int
+    cancelled: int
+    unrecorded: int
+    retries: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has its result or its failure."""
+        return self.done + self.failed + self.unstored == self.rows
+
+
+class Collection:
+    """One run over materialised rows. Iterate :meth:`finished` once, or await :meth:`run`.
+
+    Args:
+        rows: The rows; open until the run is over.
+        outputs: The run's outputs, for marks only: joiners write them.
+        log: The run's ledger log.
+        port: Workers and joiners.
+        settings: Limits.
+
+    Attributes:
+        metrics: Aggregates over every finished attempt so far.
+    """
+
+    def __init__(
+        self,
+        rows: MaterialisedRows,
+        outputs: RunOutputs,
+        log: LedgerLog,
+        port: RolloutPort,
+        settings: CollectionSettings | None = None,
+    ) -> None:
+        self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
+        self._settings = settings or CollectionSettings()
+        self._ledger = Ledger(len(rows))
+        self.metrics = RunMetrics()
+        runs_at_once = self._settings.num_samples_in_parallel or port.capacity
+        self._residents = min(self._settings.max_resident_rollout_tasks or 2 * runs_at_once, max(1, len(rows)))
+        self._flow = AttemptFlow(
+            rows, outputs, log, port, self._ledger, self._settings, asyncio.Semaphore(runs_at_once)
+        )
+        self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._residents)
+        self._idle = asyncio.Condition()
+        self._unheard = False
+        self._fatal: Exception | None = None
+        self._begun = False
+
+    async def run(self) -> Progress:
+        """Run to the end and return where it stands then; see :meth:`finished`.
+
+        Raises:
+            GymRayError: See :meth:`finished`.
+        """
+        async for _ in self.finished():
+            pass
+        return self.progress()
+
+    async def finished(self) -> AsyncIterator[Finished]:
+        """Run, and yield each attempt once its record is durable.
+
+        A listener that does not keep up slows dispatch down. When the iteration is left early or cancelled, runs are
+        cancelled, replies that are there are stored, and only then does the iterator close.
+
+        Raises:
+            GymRayError: The ledger or the outputs cannot be written, or no workers or joiners are left. Everything
+                that had ended by then is stored, the rest is unfinished work.
+        """
+        if self._begun:
+            raise RuntimeError("a collection runs once")
+        self._begun = True
+        residents = [asyncio.create_task(self._reside()) for _ in range(self._residents)]
+        end = asyncio.create_task(self._tell_end(residents))
+        try:
+            while (item := await self._queue.get()) is not None:
+                yield item
+        finally:
+            await self._drain(residents, end)
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        """Start nothing more and cancel what runs; what has ended is still stored. Safe to repeat."""
+        self._ledger.handle(StopRequested())
+        self._flow.stop()
+
+    def progress(self) -> Progress:
+        """Return where the run stands, in constant time."""
+        count = self._ledger.count
+        return Progress(
+            rows=len(self._ledger),
+            pending=count(State.PENDING),
+            running=count(State.STARTING) + count(State.RUNNING),
+            joining=count(State.JOINING),
+            done=count(State.DONE),
+            failed=count(State.FAILED),
+            unstored=count(State.UNSTORED),
+            cancelled=count(State.CANCELLED),
+            unrecorded=count(State.UNRECORDED),
+            retries=self._ledger.retries,
+        )
+
+    async def _tell_end(self, residents: list[asyncio.Task[None]]) -> None:
+        await asyncio.wait(residents)
+        await self._queue.put(None)
+
+    async def _drain(self, residents: list[asyncio.Task[None]], end: asyncio.Task[None]) -> None:
+        if not all(task.done() for task in residents):
+            self.stop()
+        self._unheard = True
+        while not self._queue.empty():  # frees every resident that waits for the listener: each needs one place
+            self._queue.get_nowait()
+        for result in await asyncio.gather(*residents, return_exceptions=True):
+            if isinstance(result, Exception) and self._fatal is None:
+                self._fatal = result
+        end.cancel()
+        await asyncio.gather(end, return_exceptions=True)
+
+    async def _reside(self) -> None:
+        """Take one attempt after the other through its life until nothing is left to do."""
+        while (start := await self._next()) is not None:
+            try:
+                finished = await self._flow.follow(start)
+            except Exception as error:  # noqa: BLE001 - boundary: the run ends in order, then raises this
+                self._end_with(error, start)
+                continue
+            if finished is not None:
+                self.metrics.add(finished.summary, stored=finished.written is not None, retried=finished.retried)
+                if not self._unheard:
+                    await self._queue.put(finished)
+
+    async def _next(self) -> StartAttempt | None:
+        async with self._idle:
+            while True:
+                for instruction in self._ledger.handle(SlotFree()):
+                    if isinstance(instruction, StartAttempt):
+                        return instruction
+                if self._ledger.finished:
+                    self._idle.notify_all()
+                    return None
+                # An attempt in flight may yet become a retry. Its own resident takes that; the others wait for the end.
+                await self._idle.wait()
+
+    def _end_with(self, error: Exception, start: StartAttempt) -> None:
+        self._flow.abandon(start)
+        if self._fatal is None:
+            self._fatal = error
+        else:
+            _LOG.error("row %d, attempt %d: %s", start.ordinal, start.attempt, error)
+        self.stop()

@@ -1,0 +1,150 @@
+"""Begins a run: one collector at a time, everything validated first, earlier results set aside and never deleted.
+
+The order matters (D48). The manifest goes away first and comes back last: a directory with a manifest holds inputs and
+outputs of one and the same run, whatever moment a crash chose.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gym_ray import exact_json
+from gym_ray.errors import StorageError
+from gym_ray.rollouts.materialised import Materialisation, materialise_rows
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import PosixStore, sync_directory
+
+__all__ = ["RunLock", "RunStart", "begin_run"]
+
+_FORMAT = 1
+
+
+class RunLock:
+    """The right to write one output, held until it is closed or its process dies (D58).
+
+    Raises:
+        StorageError: Another collector holds it, or the place cannot be written or locked.
+    """
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        try:
+            paths.output.parent.mkdir(parents=True, exist_ok=True)
+            paths.directory.mkdir(exist_ok=True)
+            self._descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{paths.lock}: the output's directory cannot be written: {error}") from error
+        try:
+            self._take()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 200, 0).decode("ascii", "replace").strip() or "another process"
+            raise StorageError(
+                f"{self.paths.output}: another collector ({holder}) writes this output; wait for it or choose another"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"{self.paths.lock}: the file system has no locks: {error}") from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode("ascii", "replace"), 0)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the right back; safe to repeat."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A run that has begun: its files exist, empty but for the materialised rows.
+
+    Attributes:
+        run_id: 32 hexadecimal digits.
+        materialisation: What the expansion wrote.
+        set_aside: Where the results of an earlier run went, None when there were none.
+    """
+
+    run_id: str
+    materialisation: Materialisation
+    set_aside: Path | None
+
+
+def begin_run(lock: RunLock, source: str | Path, options: RowOptions) -> RunStart:
+    """Validate and expand the input, set earlier results aside, and begin a fresh run under a held lock (D48).
+
+    Raises:
+        InputError: A row cannot be used; nothing of an earlier run has changed.
+        StorageError: The place cannot be written.
+    """
+    paths, run_id, calls = lock.paths, uuid.uuid4().hex, FileCalls()
+    new_rows = paths.directory / f"materialised-{run_id}.tmp"
+    try:
+        _remove_left_overs(paths)
+        materialisation = materialise_rows(Path(source), new_rows, options)
+        set_aside = _set_aside(paths, run_id, calls)
+        for output in (paths.output, paths.failures):
+            output.touch(exist_ok=False)
+        new_rows.rename(paths.materialised)
+        sync_directory(calls, str(paths.output.parent))
+        manifest = _manifest(run_id, Path(source), materialisation)
+        PosixStore(paths.directory).publish(paths.manifest.name, manifest)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{paths.output}: the run cannot begin: {error}") from error
+    return RunStart(run_id, materialisation, set_aside)
+
+
+def _remove_left_overs(paths: RunPaths) -> None:
+    """Remove what a start that died left behind; the lock is held, so nobody is writing them."""
+    for left_over in paths.directory.glob("*.tmp"):
+        left_over.unlink()
+
+
+def _set_aside(paths: RunPaths, run_id: str, calls: FileCalls) -> Path | None:
+    old = (paths.manifest, paths.output, paths.failures, paths.aggregate_metrics, paths.ledger, paths.materialised)
+    present = [path for path in old if path.exists()]
+    if not present:
+        return None
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    place = paths.previous / f"{stamp}-{run_id[:8]}"
+    place.mkdir(parents=True)
+    for path in present:
+        path.rename(place / path.name)
+        if path == paths.manifest:
+            sync_directory(calls, str(paths.directory))
+    for directory in (place, paths.previous, paths.directory, paths.output.parent):
+        sync_directory(calls, str(directory))
+    return place
+
+
+def _manifest(run_id: str, source: Path, materialisation: Materialisation) -> bytes:
+    manifest = {
+        "format": _FORMAT,
+        "run_id": run_id,
+        "begun_at": datetime.now(UTC).isoformat(),
+        "input": str(source.absolute()),
+        "rows": materialisation.rows,
+        "tasks": materialisation.tasks,
+        "materialized_sha256": materialisation.sha256,
+    }
+    return exact_json.dumps(manifest) + b"\n"

@@ -1,0 +1,385 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.errors import ClusterError, StorageError
+from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.rollouts.collection import Collection, CollectionSettings
+from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, read_frames, rollout_digest
+from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.fake_rollouts import FakePort, answer, failing, hang
+
+
+class Run:
+    """A run that has begun in a directory of its own."""
+
+    def __init__(self, tmp_path: Path, rows: int, calls: FileCalls | None = None) -> None:
+        source = tmp_path / "in.jsonl"
+        row = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
+        source.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(rows)))
+        self.paths = RunPaths.of(tmp_path / "out.jsonl")
+        self.held = ExitStack()
+        lock = self.held.enter_context(RunLock(self.paths))
+        begin_run(lock, source, RowOptions())
+        self.rows = self.held.enter_context(MaterialisedRows(self.paths.materialised))
+        self.outputs = self.held.enter_context(RunOutputs(self.paths))
+        self.log = self.held.enter_context(LedgerLog(self.paths.ledger, calls=calls))
+
+    def collection(self, port: FakePort, **settings: Any) -> Collection:
+        settings.setdefault("join_backoff_s", 0.001)
+        return Collection(self.rows, self.outputs, self.log, port, CollectionSettings(**settings))
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for path in (self.paths.output, self.paths.failures):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                attempt = record.get("_ng_attempt_index")
+                key = f"{record['_ng_task_index']}-{record['_ng_rollout_index']}" + (f"-a{attempt}" if attempt else "")
+                assert key not in found
+                found[key] = record
+        return found
+
+    def started(self) -> list[bytes]:
+        return [frame.digest for frame in read_frames(self.paths.ledger) if frame.kind is FrameKind.STARTED]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Any]:
+    runs: list[Run] = []
+
+    def make(rows: int, calls: FileCalls | None = None) -> Run:
+        runs.append(Run(tmp_path, rows, calls))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.held.close()
+
+
+def by_task(scripts: dict[str, Any]) -> Any:
+    async def script(job: AttemptJob) -> Any:
+        return await scripts.get(job.rollout_id.split("-")[0], answer)(job)
+
+    return script
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the port's counters are what is waited for
+            await asyncio.sleep(0)
+
+
+async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) -> None:
+    run = make_run(10)
+    three = asyncio.Barrier(3)
+
+    async def together(job: AttemptJob) -> RunResult:
+        if job.ordinal < 3:
+            await three.wait()
+        return await answer(job)
+
+    port = FakePort(run.outputs, together, capacity=3)
+    collection = run.collection(port)
+    seen = []
+    async for finished in collection.finished():
+        record = json.loads(read_record(run.paths, finished.written))
+        assert record["response"]["id"] == finished.summary.rollout_id
+        seen.append(finished.summary.rollout_id)
+    assert sorted(seen) == sorted(run.records()) == [f"{n}-0" for n in range(10)]
+    assert set(port.times("run").values()) == {1}
+    assert port.most_running == 3
+    assert collection.progress().complete
+    assert collection.metrics.to_dict()["overall"]["reward"] == {"mean": 1.0, "measured": 10, "masked": 0}
+
+
+async def test_an_attempt_is_durable_as_started_and_cleared_before_it_runs(make_run: Any) -> None:
+    run = make_run(5)
+
+    async def check(job: AttemptJob) -> RunResult:
+        assert rollout_digest(job.rollout_id) in run.started()
+        assert port.events.index(("clear", job.rollout_id)) < port.events.index(("run", job.rollout_id))
+        return await answer(job)
+
+    port = FakePort(run.outputs, check)
+    assert (await run.collection(port).run()).done == 5
+
+
+async def test_a_failed_rollout_is_a_record_and_the_run_goes_on(make_run: Any) -> None:
+    run = make_run(4)
+    boom = AssertionError("a bug in the worker")
+
+    async def explode(job: AttemptJob) -> RunResult:
+        raise boom
+
+    port = FakePort(run.outputs, by_task({"0": failing("agent_run_error"), "2": explode}))
+    progress = await run.collection(port).run()
+    assert (progress.done, progress.failed, progress.complete) == (2, 2, True)
+    assert run.records()["2-0"]["_ng_failure_class"] == "agent_run_error"
+    assert set(port.times("run").values()) == {1}
+
+
+async def test_a_reply_that_asks_for_no_record_leaves_none(make_run: Any) -> None:
+    run = make_run(1)
+
+    async def silent(job: AttemptJob) -> RunResult:
+        return RunResult(b'{"_ng_no_persist": true}', None, 1.0)
+
+    collection = run.collection(FakePort(run.outputs, silent))
+    found = [finished async for finished in collection.finished()]
+    assert [finished.written for finished in found] == [None]
+    assert collection.progress().unstored == 1
+
+
+async def test_a_lost_process_is_recorded_and_tried_again_as_a_new_attempt(make_run: Any) -> None:
+    run = make_run(2)
+
+    async def lose_once(job: AttemptJob) -> RunResult | Lost:
+        return Lost("node_lost", "gone") if job.rollout_id == "0-0" else await answer(job)
+
+    port = FakePort(run.outputs, lose_once)
+    collection = run.collection(port)
+    retried = [f.summary.rollout_id async for f in collection.finished() if f.retried]
+    assert retried == ["0-0"]
+    records = run.records()
+    assert sorted(records) == ["0-0", "0-0-a1", "1-0"]
+    assert records["0-0"]["_ng_failure_class"] == "node_lost"
+    assert set(port.times("run").values()) == {1}
+    assert set(run.started()) == {rollout_digest(key) for key in records}
+    progress = collection.progress()
+    assert (progress.done, progress.failed, progress.retries) == (2, 0, 1)
+    assert collection.metrics.to_dict()["overall"]["rollouts"] == {"done": 2, "failed": 0, "unstored": 0, "retried": 1}
+
+
+async def test_a_row_that_kills_workers_is_quarantined(make_run: Any) -> None:
+    run = make_run(1)
+
+    async def kill(job: AttemptJob) -> Lost:
+        return Lost("worker_lost", "gone")
+
+    progress = await run.collection(FakePort(run.outputs, kill)).run()
+    records = run.records()
+    assert sorted(records) == ["0-0", "0-0-a1"]
+    assert [bool(r.get("_ng_failure_terminal")) for r in records.values()] == [False, True]
+    assert progress.failed == 1
+
+
+async def test_a_join_that_dies_is_asked_again_and_stores_one_record(make_run: Any) -> None:
+    run = make_run(3)
+    tries: dict[str, int] = {}
+
+    async def die_twice(job: AttemptJob, request: JoinRequest) -> None:
+        tries[job.rollout_id] = tries.get(job.rollout_id, 0) + 1
+        assert request.retry == (tries[job.rollout_id] > 1)
+        if tries[job.rollout_id] == 2:  # stored, but the answer never came
+            run.outputs.append("main", json.dumps({"_ng_rollout_id": job.rollout_id, "stored": "before"}).encode())
+        if tries[job.rollout_id] < 3:
+            raise ClusterError("the joiner died")
+
+    progress = await run.collection(FakePort(run.outputs, join_script=die_twice)).run()
+    assert progress.done == 3
+    assert len(run.paths.output.read_text().splitlines()) == 3
+
+
+async def test_a_reply_lost_before_its_join_is_recorded_and_tried_again(make_run: Any) -> None:
+    run = make_run(1)
+    lost = [Lost("node_lost", "the reply died with its node")]
+
+    async def lose_once(job: AttemptJob, request: JoinRequest) -> Lost | None:
+        return lost.pop() if lost else None
+
+    progress = await run.collection(FakePort(run.outputs, join_script=lose_once)).run()
+    assert sorted(run.records()) == ["0-0", "0-0-a1"]
+    assert progress.done == 1
+
+
+async def test_a_record_that_cannot_be_stored_ends_the_run_with_its_cause(make_run: Any) -> None:
+    run = make_run(50)
+
+    async def refuse(job: AttemptJob, request: JoinRequest) -> None:
+        if job.ordinal == 3:
+            raise StorageError("disk full")
+
+    collection = run.collection(FakePort(run.outputs, join_script=refuse, capacity=2))
+    with pytest.raises(StorageError, match="disk full"):
+        await collection.run()
+    progress = collection.progress()
+    assert progress.unrecorded == 1
+    assert progress.done == len(run.records())
+    assert progress.done + progress.pending + progress.cancelled + 1 == 50
+
+
+async def test_a_capture_that_cannot_be_cleared_is_a_failure_without_a_run(make_run: Any) -> None:
+    run = make_run(2)
+
+    class Stuck(FakePort):
+        async def clear(self, rollout_ids: Any) -> None:
+            if rollout_ids == ["1-0"]:
+                raise StorageError("1-0.capture.jsonl: Permission denied")
+
+    port = Stuck(run.outputs)
+    progress = await run.collection(port).run()
+    assert (progress.done, progress.failed) == (1, 1)
+    assert port.times("run") == {"0-0": 1}
+    assert {key: request.attach_capture for key, request in port.requests} == {"0-0": True, "1-0": False}
+
+
+async def test_no_workers_left_ends_the_run_and_leaves_the_rest_unfinished(make_run: Any) -> None:
+    run = make_run(30)
+
+    async def gone(job: AttemptJob) -> RunResult:
+        raise ClusterError("no worker is left")
+
+    collection = run.collection(FakePort(run.outputs, by_task({"5": gone}), capacity=1))
+    with pytest.raises(ClusterError, match="no worker"):
+        await collection.run()
+    progress = collection.progress()
+    assert progress.failed == 0
+    assert progress.done == len(run.records()) >= 5
+    assert progress.done + progress.pending + progress.cancelled == 30
+
+
+class FullDisk(FileCalls):
+    def sync_data(self, fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+
+async def test_nothing_runs_that_is_not_durable_as_started(make_run: Any) -> None:
+    run = make_run(5, FullDisk())
+    port = FakePort(run.outputs)
+    with pytest.raises(StorageError, match="No space left"):
+        await run.collection(port).run()
+    assert port.events == []
+
+
+async def test_a_stop_cancels_runs_stores_replies_and_keeps_the_rest_pending(make_run: Any) -> None:
+    run = make_run(20)
+    port = FakePort(run.outputs, by_task({"1": hang, "2": hang}), capacity=3)
+    collection = run.collection(port)
+    async for finished in collection.finished():
+        assert finished.summary.rollout_id not in ("1-0", "2-0")
+        if collection.progress().done >= 4:
+            collection.stop()
+    progress = collection.progress()
+    assert progress.done == len(run.records()) >= 4
+    assert sorted(port.times("cancelled")) == ["1-0", "2-0"]
+    assert (progress.running, progress.joining) == (0, 0)
+    cancelled = [f.digest for f in read_frames(run.paths.ledger) if f.kind is FrameKind.CANCELLED]
+    assert {rollout_digest("1-0"), rollout_digest("2-0")} <= set(cancelled)
+    assert len(cancelled) == progress.cancelled
+    assert port.times("run").total() == progress.done + 2
+    assert len(run.started()) == progress.done + progress.cancelled
+
+
+async def test_leaving_the_iteration_early_stores_what_has_ended(make_run: Any) -> None:
+    run = make_run(100)
+    port = FakePort(run.outputs, capacity=8)
+    collection = run.collection(port)
+    finished = collection.finished()
+    await anext(finished)
+    await finished.aclose()
+    assert port.running == 0
+    progress = collection.progress()
+    assert progress.done == len(run.records()) == port.times("ran").total()
+    assert progress.pending > 0
+    assert (progress.running, progress.joining) == (0, 0)
+
+
+async def test_a_cancelled_consumer_leaves_nothing_behind(make_run: Any) -> None:
+    run = make_run(50)
+    port = FakePort(run.outputs, by_task({str(n): hang for n in range(3, 50)}), capacity=4)
+    task = asyncio.create_task(run.collection(port).run())
+    await until(lambda: port.times("joined").total() == 3)
+    before = asyncio.all_tasks()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert port.running == 0
+    assert len(run.records()) == 3
+    assert asyncio.all_tasks() < before
+
+
+async def test_a_listener_that_does_not_keep_up_slows_dispatch(make_run: Any) -> None:
+    run = make_run(200)
+    port = FakePort(run.outputs, capacity=2)
+    finished = run.collection(port).finished()
+    await anext(finished)
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    # Two runs at once, four attempts in hand, and as many records waiting for the listener.
+    assert port.times("run").total() <= 1 + 4 + 4
+    await finished.aclose()
+
+
+async def test_limits_hold_together(make_run: Any) -> None:
+    run = make_run(40)
+    gate = asyncio.Event()
+
+    async def slow_join(job: AttemptJob, request: JoinRequest) -> None:
+        await gate.wait()
+
+    port = FakePort(run.outputs, join_script=slow_join, capacity=100)
+    collection = run.collection(port, num_samples_in_parallel=2, max_resident_rollout_tasks=6)
+    task = asyncio.create_task(collection.run())
+    await until(lambda: port.times("join").total() == 6)
+    assert collection.progress().joining == 6
+    gate.set()
+    await task
+    assert port.most_running <= 2
+
+
+async def test_a_collection_runs_once(make_run: Any) -> None:
+    run = make_run(1)
+    collection = run.collection(FakePort(run.outputs))
+    await collection.run()
+    with pytest.raises(RuntimeError, match="once"):
+        await collection.run()
+
+
+async def test_a_failure_class_with_odd_text_is_kept(make_run: Any) -> None:
+    run = make_run(1)
+
+    async def odd(job: AttemptJob) -> RunResult:
+        return RunResult(None, RunFailure("agent_timeout", "E", "line\nbreak \ud800"), 1.0)
+
+    collection = run.collection(FakePort(run.outputs, odd))
+    await collection.run()
+    assert collection.metrics.to_dict()["overall"]["failures"] == {"agent_timeout": 1}
+
+
+@pytest.mark.parametrize("rows", [4_000, pytest.param(20_000, marks=pytest.mark.slow)])
+async def test_memory_does_not_grow_with_finished_rollouts(make_run: Any, rows: int) -> None:
+    run = make_run(rows)
+    collection = run.collection(FakePort(None, capacity=32, keep_events=False))
+    held, count = [], 0
+    async for _ in collection.finished():
+        count += 1
+        if count in (rows // 4, rows - 100):
+            gc.collect()
+            held.append(sys.getallocatedblocks())
+    assert count == rows
+    # A single object kept for each rollout would be thousands; what moves is how far the attempts in hand have come.
+    assert held[1] - held[0] < 1_000, held
+
+
+@pytest.mark.parametrize(
+    "bad", [{"num_samples_in_parallel": 0}, {"run_timeout_s": -1}, {"max_resident_rollout_tasks": 0}]
+)
+def test_impossible_limits_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        CollectionSettings(**bad)
