@@ -8,8 +8,7 @@ times (A82a); this module must never search again what an earlier chunk already 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_ray import exact_json
 
@@ -17,10 +16,11 @@ __all__ = ["Event", "EventScanner", "iterate_objects", "parse_objects", "parse_p
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
+_LINE_ENDS = (b"\n", b"\r\n", b"\r")
+_LINE_END_BYTES = b"\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event of a stream.
 
     Attributes:
@@ -42,6 +42,9 @@ class Event:
 
 class EventScanner:
     """Turns chunks of a stream into events, in time linear in the bytes, however they are cut.
+
+    A line whose end has not come is kept as the pieces it came in: the caller's own chunks where they hold nothing
+    else, so that an open stream is not held in memory twice.
 
     Attributes:
         bytes_examined: Bytes gone through so far, counting a byte each time it is searched or copied into a line. At
@@ -73,41 +76,33 @@ class EventScanner:
         events: list[Event] = []
         for piece in chunk.splitlines(keepends=True):
             self._offset += len(piece)
-            ending = 2 if piece.endswith(b"\r\n") else 1 if piece.endswith((b"\n", b"\r")) else 0
-            if not ending:
+            if piece in _LINE_ENDS and not self._partial:
+                self._first_line = False
+                if self._seen:
+                    events.append(self._dispatch(self._offset - len(piece) + 1))
+            elif piece[-1] in _LINE_END_BYTES:
+                self._end_line(piece[:-2] if piece.endswith(b"\r\n") else piece[:-1])
+            else:
                 self._partial.append(piece)
-                continue
-            line = self._whole_line(piece[:-ending])
-            if line:
-                self._take(line)
-            elif self._seen:
-                events.append(self._dispatch(self._offset - ending + 1))
         self._swallow_lf = chunk.endswith(b"\r")
         return events
 
     def close(self) -> list[Event]:
         """End the stream and return the last event if its blank line never came (A80)."""
-        line = self._whole_line(b"")
-        if line:
-            self._take(line)
+        if self._partial:
+            self._end_line(b"")
         return [self._dispatch(self._offset)] if self._seen else []
 
-    def _whole_line(self, tail: bytes) -> bytes:
+    def _end_line(self, line: bytes) -> None:
         if self._partial:
-            self._partial.append(tail)
-            line = b"".join(self._partial)
-            self._partial = []
+            pieces, self._partial = [*self._partial, line], []
+            line = b"".join(pieces)
             self.bytes_examined += len(line)
-        else:
-            line = tail
         if self._first_line:
             self._first_line = False
             line = line.removeprefix(_BOM)
-        return line
-
-    def _take(self, line: bytes) -> None:
         if line.startswith(b"data:"):
-            self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            self._data.append(line[6:] if line.startswith(b" ", 5) else line[5:])
             self._seen = True
         elif line.startswith(b"event:"):
             self._name = line[6:].decode("utf-8", "replace").strip()
