@@ -5,12 +5,15 @@ Reading never repairs: arguments stay the text the model wrote, and choices stay
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from gym_ray import exact_json
 
 __all__ = ["TERMINAL_EVENTS", "finish_reason", "reasoning_texts", "reassemble", "tool_calls"]
+
+_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)  # an answer cut short may not close its tag
 
 TERMINAL_EVENTS = {"error": "error"}
 """Event names that end a stream, beside ``data: [DONE]`` and error payloads (A81)."""
@@ -175,9 +178,22 @@ def tool_calls(response: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def reasoning_texts(response: dict[str, Any]) -> Iterator[Any]:
-    """Yield the reasoning of every choice (A103)."""
+    """Yield the reasoning of every choice: its own field, else the ``<think>`` sections at its start (A103, W12)."""
     for message in _messages(response):
-        yield message.get("reasoning_content") or message.get("reasoning")
+        text = message.get("reasoning_content") or message.get("reasoning")
+        content = message.get("content")
+        if text or not isinstance(content, str):
+            yield text
+        else:
+            yield from _thoughts(content)
+
+
+def _thoughts(content: str) -> Iterator[str]:
+    """Sections before the first word of the answer; a tag further on may be what the model talks about."""
+    position = 0
+    while found := _THOUGHT.match(content, position):
+        yield found[1]
+        position = found.end()
 
 
 def _messages(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
