@@ -1,4 +1,4 @@
-"""The HTTP service in front of an engine: three generation routes, forwarded as they are.
+"""The HTTP service in front of an engine: three generation routes, forwarded as they are, and captured.
 
 An answer reaches the client as the engine sends it, byte for byte. When an engine dies in mid-answer the client's
 connection is cut; an answer that did not end well never looks as if it had.
@@ -22,6 +22,8 @@ from gym_ray import exact_json
 from gym_ray.correlation import split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.errors import EngineError
+from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
+from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_server.disconnect import CancelOnDisconnect
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.errors_wire import (
@@ -42,16 +44,20 @@ def build_app(
     engine: Engine,
     *,
     server_name: str,
+    capture: CaptureWriter | None,
     run_token: str | None = None,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> Starlette:
     """Build the application of one model server.
 
-    Starting and stopping the engine is the host's work; the application only uses it.
+    Starting and stopping engine and writer is the host's work; the application only uses them. The capture layer sees
+    what clients see: it stands inside the translation of exceptions and the cancellation of calls whose client left,
+    and outside of everything else (A51).
 
     Args:
         engine: The model behind the routes, started.
         server_name: Name of the server in the settings.
+        capture: Records prefixed calls; None records nothing, prefixes are still removed (A11).
         run_token: Token that clients must send as their API key; None accepts everybody.
         max_body_bytes: Largest request body; a larger one is a 413.
     """
@@ -59,9 +65,11 @@ def build_app(
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
     routes.append(Route("/v1/models", service.models, methods=["GET"]))
     routes.append(Route("/health", service.health, methods=["GET"]))
+    if capture is not None:
+        routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token), methods=["POST"]))
     return Starlette(
         routes=routes,
-        middleware=[Middleware(CancelOnDisconnect)],
+        middleware=[Middleware(CancelOnDisconnect), Middleware(CaptureMiddleware, writer=capture)],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
 

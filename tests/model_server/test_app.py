@@ -25,7 +25,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": 
 
 @asynccontextmanager
 async def serving(engine: FakeEngine, **options: object) -> AsyncIterator[httpx.AsyncClient]:
-    server = AppServer(build_app(engine, server_name="policy_model", **options))  # type: ignore[arg-type]
+    server = AppServer(build_app(engine, server_name="policy_model", capture=None, **options))  # type: ignore[arg-type]
     await server.start()
     try:
         async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=20) as client:
@@ -40,12 +40,16 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def shown(response: httpx.Response) -> list[tuple[str, str]]:
+    return [pair for pair in response.headers.multi_items() if pair[0] != "date"]
+
+
 def message_of(response: httpx.Response) -> str:
     return str(response.json()["error"]["message"])
 
 
 class TestSdks:
-    @pytest.mark.parametrize("prefix", [""])
+    @pytest.mark.parametrize("prefix", ["", "/ng-rollout/0-0"])
     async def test_openai(self, prefix: str) -> None:
         async with (
             serving(FakeEngine("one two three")) as http,
@@ -67,7 +71,7 @@ class TestSdks:
             assert final.choices[0].message.content == "one two three"
             assert [model.id async for model in client.models.list()] == ["fake-model"]
 
-    @pytest.mark.parametrize("prefix", [""])
+    @pytest.mark.parametrize("prefix", ["", "/ng-rollout/0-0"])
     async def test_anthropic(self, prefix: str) -> None:
         async with (
             serving(FakeEngine("one two three")) as http,
@@ -94,6 +98,16 @@ class TestSdks:
 
 
 class TestAnswers:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_prefixed_and_unprefixed_answers_are_identical(self, stream: bool) -> None:
+        async with serving(FakeEngine()) as http:
+            for path in PATHS:
+                plain = await http.post(path, json={**BODY, "stream": stream})
+                prefixed = await http.post(f"/ng-rollout/3-1{path}", json={**BODY, "stream": stream})
+                assert plain.status_code == prefixed.status_code == 200
+                assert plain.content == prefixed.content
+                assert shown(plain) == shown(prefixed)
+
     async def test_status_headers_and_body_of_the_engine_pass_as_they_are(self) -> None:
         limited = ScriptedAnswer([b'{"odd"', b":1}"], 429, headers=[("retry-after", "7"), ("x-request-id", "r1")])
         async with serving(FakeEngine(script=lambda request: limited)) as http:
@@ -208,7 +222,13 @@ class TestBadRequests:
 
     @pytest.mark.parametrize(
         ("method", "path", "status"),
-        [("GET", "/v1/responses", 405), ("POST", "/nope", 404), ("POST", "/v1/messages/count_tokens", 404)],
+        [
+            ("GET", "/v1/responses", 405),
+            ("POST", "/nope", 404),
+            ("POST", "/v1/messages/count_tokens", 404),
+            ("POST", "/v1/responses%0A", 404),
+            ("POST", "/ng-capture/quiesce", 404),
+        ],
     )
     async def test_unknown_routes_answer_json(self, method: str, path: str, status: int) -> None:
         async with serving(FakeEngine()) as http:
@@ -269,7 +289,7 @@ class TestEngineFailures:
             raise KeyError("secret-in-text")
 
         async with serving(FakeEngine(script=fail)) as http:
-            response = await http.post("/v1/messages", json=BODY)
+            response = await http.post("/ng-rollout/0-0/v1/messages", json=BODY)
         assert response.status_code == 500
         assert response.json()["type"] == "error"
         assert "secret-in-text" not in response.text

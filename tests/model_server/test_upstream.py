@@ -52,7 +52,7 @@ async def chain(
     await upstream.start()
     engine = UpstreamEngine(f"{upstream.url}/v1", **{"api_key": KEY, "dialects": ALL, **options})
     await engine.start()
-    server = AppServer(build_app(engine, server_name="policy_model"))
+    server = AppServer(build_app(engine, server_name="policy_model", capture=None))
     await server.start()
     limits = httpx.Limits(max_connections=None)
     try:
