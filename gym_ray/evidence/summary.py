@@ -45,12 +45,21 @@ class RolloutSummary:
     gap_codes: tuple[str, ...]
 
 
-def summarise(record: Mapping[str, Any], rollout_id: str, latency_ms: float) -> RolloutSummary:
-    """Return the figures of a finished record."""
+def summarise(
+    record: Mapping[str, Any], attachment: Mapping[str, Any] | None, rollout_id: str, latency_ms: float
+) -> RolloutSummary:
+    """Return the figures of a finished record.
+
+    Args:
+        record: The record.
+        attachment: The capture that was attached to it, None without one. What a reply itself brought under that name
+            is no evidence and does not count.
+        rollout_id: Capture key of the attempt.
+        latency_ms: The whole run (D31).
+    """
     ref, failure_class = record.get("agent_ref"), record.get("_ng_failure_class")
-    attachment = record.get("ng_model_call_capture")
-    capture = attachment if isinstance(attachment, dict) else {}
-    metrics = capture.get("metrics") or {}
+    metrics = {} if attachment is None else attachment["metrics"]
+    gaps = () if attachment is None else attachment.get("gaps", ())
     masked = bool(record.get("mask_sample"))
     return RolloutSummary(
         rollout_id=rollout_id,
@@ -67,7 +76,7 @@ def summarise(record: Mapping[str, Any], rollout_id: str, latency_ms: float) -> 
         cached_tokens=metrics.get("cached_tokens"),
         call_latency_ms=metrics.get("latency_total_ms"),
         latency_ms=latency_ms,
-        gap_codes=tuple(gap["code"] for gap in capture.get("gaps", ())),
+        gap_codes=tuple(gap["code"] for gap in gaps),
     )
 
 

@@ -1,0 +1,151 @@
+"""Joins a row, what its run gave, and its captured calls into one finished record (D30, D35-D37, D59, D63-D69).
+
+Pure: bytes in, bytes out, so that a join can be repeated anywhere with the same answer. It never changes ``response``,
+``reward``, token ids or log probs, and it never presents a capture as whole that it could not prove to be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gym_ray import exact_json
+from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.evidence.summary import RolloutSummary, summarise
+from gym_ray.model_call_capture.attachment import (
+    ATTACHMENT_FIELD,
+    CALLS_MISSING,
+    OPEN_CALLS,
+    WRITER_UNREACHABLE,
+    Gap,
+    build_attachment,
+)
+from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.quiesce import WrittenCalls
+
+__all__ = ["Destination", "Joined", "join"]
+
+Destination = Literal["main", "failures", "nowhere"]
+
+_FROM_THE_ROW = ("_ng_task_index", "_ng_rollout_index")
+_FROM_THE_ROW_IF_THERE = ("agent_ref", "task_source", "skills_ref", "_ng_attempt_index", "_ng_rollout_id")
+# They name the capture; a reply that invents one would be linked with another rollout's calls.
+_NEVER_FROM_THE_REPLY = ("_ng_attempt_index", "_ng_rollout_id", "capture_rollout_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A finished record.
+
+    Attributes:
+        line: The record as one JSON line without its line feed.
+        destination: Which output it belongs to (D37).
+        summary: Its figures.
+    """
+
+    line: bytes
+    destination: Destination
+    summary: RolloutSummary
+
+
+def join(
+    row: bytes,
+    rollout_id: str,
+    result: RunResult,
+    snapshot: CaptureSnapshot | None,
+    written: WrittenCalls | None,
+    *,
+    terminal: bool = False,
+) -> Joined:
+    """Build the finished record of one attempt.
+
+    Args:
+        row: The row object as it was dispatched.
+        rollout_id: Capture key of the attempt; the attachment is linked by it and by nothing the reply says.
+        result: What the run gave.
+        snapshot: The attempt's capture, None when capture is off or the attempt never ran.
+        written: What the model servers say they wrote, None only beside a None snapshot.
+        terminal: Mark a failure as one that must never be tried again.
+
+    Raises:
+        ValueError: ``row`` is not a JSON object, or a snapshot comes without the servers' list, so that nothing could
+            tell whether it is whole.
+    """
+    if snapshot is not None and written is None:
+        raise ValueError(f"{rollout_id}: a capture cannot be joined without the servers' list of its calls")
+    row_object = exact_json.loads_object(row)
+    if row_object is None:
+        raise ValueError(f"{rollout_id}: the dispatched row is not a JSON object")
+    attachment = None
+    if snapshot is not None and written is not None:
+        attachment = _attachment(rollout_id, snapshot, written)
+    record = _finish(_record_of(result, terminal), row_object, attachment)
+    try:
+        line = exact_json.dumps(record)
+    except ValueError as error:
+        failure = RunFailure("agent_run_error", "ValueError", f"the agent's reply cannot be stored: {error}", 200, None)
+        record = _finish(_failure_record(failure, terminal), row_object, attachment)
+        line = exact_json.dumps(record)
+    return Joined(line, _destination(record), summarise(record, attachment, rollout_id, result.latency_ms))
+
+
+def _record_of(result: RunResult, terminal: bool) -> dict[str, Any]:
+    failure = result.failure
+    if failure is None:
+        record = None if result.reply is None else exact_json.loads_object(result.reply)
+        if record is not None:
+            return record
+        failure = RunFailure("agent_run_error", "TypeError", "the agent's reply is not a JSON object", 200, None)
+    return _failure_record(failure, terminal)
+
+
+def _failure_record(failure: RunFailure, terminal: bool) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "_ng_failure_class": failure.failure_class,
+        "_ng_failure_type": failure.error_type,
+        "_ng_failure_message": failure.message,
+        "_ng_failure_http_status": failure.http_status,
+        "_ng_failure_response_body": failure.response_body,
+    }
+    if terminal:
+        record["_ng_failure_terminal"] = True
+    return record
+
+
+def _finish(record: dict[str, Any], row: Mapping[str, Any], attachment: dict[str, Any] | None) -> dict[str, Any]:
+    for key in _NEVER_FROM_THE_REPLY:
+        record.pop(key, None)
+    for key in _FROM_THE_ROW:
+        record[key] = row.get(key)
+    for key in _FROM_THE_ROW_IF_THERE:
+        if row.get(key) is not None:
+            record[key] = row[key]
+    if attachment is not None:
+        record[ATTACHMENT_FIELD] = attachment
+    return record
+
+
+def _attachment(rollout_id: str, snapshot: CaptureSnapshot, written: WrittenCalls) -> dict[str, Any]:
+    if written.lost_call_ids or written.marked_incomplete:  # the marker may not have reached the disk
+        snapshot = dataclasses.replace(snapshot, incomplete=True)
+    attachment = build_attachment(rollout_id, snapshot)
+    gaps = []
+    if written.open_call_ids:
+        gaps.append(Gap(OPEN_CALLS, f"count={len(written.open_call_ids)}"))
+    if written.unreachable_writers:
+        gaps.append(Gap(WRITER_UNREACHABLE, f"writers={','.join(written.unreachable_writers)}"))
+    listed = {call.call_id for call in written.recorded} | set(written.lost_call_ids)
+    missing = listed - {call["model_call_id"] for call in attachment["calls"]}
+    if missing:
+        gaps.append(Gap(CALLS_MISSING, f"count={len(missing)}"))
+    if gaps:
+        attachment["gaps"] = [*attachment.get("gaps", ()), *(gap.as_json() for gap in gaps)]
+    return attachment
+
+
+def _destination(record: Mapping[str, Any]) -> Destination:
+    if record.get("_ng_no_persist"):
+        return "nowhere"
+    return "main" if record.get("_ng_failure_class") is None else "failures"

@@ -1,0 +1,122 @@
+"""Joins finished attempts beside the storage: ask the servers, read the capture, join, append, forget (D59, D159).
+
+A joiner holds one rollout at a time for each call in flight. Asking it twice for the same attempt stores one record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+
+from gym_ray import exact_json
+from gym_ray.errors import StorageError
+from gym_ray.evidence.join import Joined, join
+from gym_ray.evidence.run_result import RunResult
+from gym_ray.evidence.summary import summarise
+from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
+from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
+from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
+from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_paths import RunPaths, Written
+
+__all__ = ["Joiner"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Joiner:
+    """Joins attempts of one run. Close it with :meth:`aclose`.
+
+    Args:
+        paths: Where the run writes; the run must have begun.
+        capture_dir: The capture directory, None when capture is off.
+        client: Used to ask model servers; a client of its own when None.
+        quiesce_timeout_s: How long open calls may still end before they become a gap (D62).
+
+    Raises:
+        StorageError: The outputs cannot be opened.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        capture_dir: Path | None,
+        *,
+        client: httpx.AsyncClient | None = None,
+        quiesce_timeout_s: float = 10.0,
+    ) -> None:
+        self._outputs = RunOutputs(paths)
+        self._capture_dir = capture_dir
+        self._store = None if capture_dir is None else CaptureStore(capture_dir)
+        self._client = client or httpx.AsyncClient()
+        self._owns_client = client is None
+        self._quiesce_timeout_s = quiesce_timeout_s
+
+    async def aclose(self) -> None:
+        """Close files and connections; call it when no join is in flight."""
+        if self._owns_client:
+            await self._client.aclose()
+        self._outputs.close()
+
+    async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
+        """Join and store one attempt; its record is durable when this returns, exactly once over all tries.
+
+        Raises:
+            StorageError: The record could not be stored.
+        """
+        stored = None
+        if request.retry:
+            stored = await asyncio.to_thread(self._stored_before, job, result, request)
+        if stored is None:
+            stored = await self._join_anew(job, result, request)
+        await self._forget(job.rollout_id)
+        return stored
+
+    def _stored_before(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome | None:
+        written = self._outputs.find(job.rollout_id, request.mark)
+        if written is None:
+            return None
+        record = exact_json.loads_object(read_record(self._outputs.paths, written)) or {}
+        attached = record.get(ATTACHMENT_FIELD) if self._store is not None and request.attach_capture else None
+        return JoinOutcome(written, summarise(record, attached, job.rollout_id, result.latency_ms))
+
+    async def _join_anew(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
+        calls = await self._written_calls(job.rollout_id) if request.attach_capture else None
+        return await asyncio.to_thread(self._join_and_append, job, result, calls, request.terminal)
+
+    async def _written_calls(self, rollout_id: str) -> WrittenCalls | None:
+        if self._capture_dir is None:
+            return None
+        listed = await list_written_calls(
+            self._capture_dir, [rollout_id], client=self._client, timeout_s=self._quiesce_timeout_s
+        )
+        return listed[rollout_id]
+
+    def _join_and_append(
+        self, job: AttemptJob, result: RunResult, calls: WrittenCalls | None, terminal: bool
+    ) -> JoinOutcome:
+        joined = join(job.row, job.rollout_id, result, self._snapshot(job.rollout_id, calls), calls, terminal=terminal)
+        return JoinOutcome(self._append(joined), joined.summary)
+
+    def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
+        return None if self._store is None or calls is None else self._store.snapshot(rollout_id)
+
+    def _append(self, joined: Joined) -> Written | None:
+        if joined.destination == "nowhere":
+            return None
+        return self._outputs.append(joined.destination, joined.line)
+
+    async def _forget(self, rollout_id: str) -> None:
+        if self._capture_dir is None:
+            return
+        try:
+            untold = await forget(self._capture_dir, [rollout_id], client=self._client)
+        except StorageError as error:
+            untold = (str(error),)
+        if untold:  # the record is durable; a server that was not told keeps a few bytes more, and nothing is lost
+            _LOG.warning("%s: not told that it is joined: %s", rollout_id, ", ".join(untold))
