@@ -8,7 +8,7 @@ times (A82a); this module must never search again what an earlier chunk already 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from gym_ray import exact_json
 
@@ -18,37 +18,50 @@ _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
 _LINE_ENDS = (b"\n", b"\r\n", b"\r")
 _LINE_END_BYTES = b"\r\n"
+_LONGEST_PREFIX = len(_BOM) + len(b"event: ")
 
 
-class Event(NamedTuple):
-    """One event of a stream.
+class Event:
+    """One event of a stream. Its data is put together when it is first asked for: most events of a stream never are.
 
     Attributes:
         name: Value of its last ``event:`` line without blanks around it, "" when there was none.
-        data: Its ``data:`` lines joined with LF, each without one leading blank; b"" when there were none.
         end: Offset just behind its blank line in the whole stream. Of a CRLF only the CR counts, because the LF may
             still be on its way; so the offset does not depend on how the stream was cut.
     """
 
-    name: str
-    data: bytes
-    end: int
+    __slots__ = ("_pieces", "end", "name")
+
+    def __init__(self, name: str, pieces: list[bytes], end: int) -> None:
+        self.name = name
+        self.end = end
+        self._pieces = pieces
+
+    @property
+    def data(self) -> bytes:
+        """Its ``data:`` lines joined with LF, each without one leading blank; b"" when there were none."""
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
 
     @property
     def done(self) -> bool:
         """Whether the payload is the ``[DONE]`` sentinel; blanks around it are tolerated (A82)."""
         return len(self.data) < 64 and self.data.strip() == _DONE
 
+    def __repr__(self) -> str:
+        return f"Event(name={self.name!r}, data={self.data!r}, end={self.end})"
+
 
 class EventScanner:
     """Turns chunks of a stream into events, in time linear in the bytes, however they are cut.
 
-    A line whose end has not come is kept as the pieces it came in: the caller's own chunks where they hold nothing
-    else, so that an open stream is not held in memory twice.
+    What has no end yet is kept as the pieces it came in: the caller's own chunks where they hold nothing else, so that
+    an open stream is not held in memory twice.
 
     Attributes:
-        bytes_examined: Bytes gone through so far, counting a byte each time it is searched or copied into a line. At
-            most twice the bytes fed: the measure behind the promise of linear work.
+        bytes_examined: Bytes gone through so far, counting a byte each time it is searched or copied to find lines:
+            the measure behind the promise of linear work.
     """
 
     __slots__ = ("_data", "_first_line", "_name", "_offset", "_partial", "_seen", "_swallow_lf", "bytes_examined")
@@ -60,7 +73,7 @@ class EventScanner:
         self._swallow_lf = False  # the last chunk ended in CR: a LF now belongs to that line end
         self._first_line = True
         self._name = ""
-        self._data: list[bytes] = []
+        self._data: list[bytes] = []  # pieces of the open event's data, line feeds between its lines included
         self._seen = False  # the open event has a name or data
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -94,23 +107,36 @@ class EventScanner:
         return [self._dispatch(self._offset)] if self._seen else []
 
     def _end_line(self, line: bytes) -> None:
+        rest: list[bytes] = []
         if self._partial:
-            pieces, self._partial = [*self._partial, line], []
-            line = b"".join(pieces)
-            self.bytes_examined += len(line)
+            line, rest = self._head_and_rest(line)
         if self._first_line:
             self._first_line = False
             line = line.removeprefix(_BOM)
         if line.startswith(b"data:"):
+            if self._data:
+                self._data.append(b"\n")
             self._data.append(line[6:] if line.startswith(b" ", 5) else line[5:])
+            self._data += rest
             self._seen = True
         elif line.startswith(b"event:"):
-            self._name = line[6:].decode("utf-8", "replace").strip()
+            self._name = b"".join([line[6:], *rest]).decode("utf-8", "replace").strip()
             self._seen = True
 
+    def _head_and_rest(self, tail: bytes) -> tuple[bytes, list[bytes]]:
+        """Return the pieces of a line, the first of them long enough to tell which field it is."""
+        pieces, self._partial = [*self._partial, tail], []
+        count, length = 0, 0
+        while count < len(pieces) and length < _LONGEST_PREFIX:
+            length += len(pieces[count])
+            count += 1
+        if count == 1:
+            return pieces[0], pieces[1:]
+        self.bytes_examined += length
+        return b"".join(pieces[:count]), pieces[count:]
+
     def _dispatch(self, end: int) -> Event:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        event = Event(self._name, data, end)
+        event = Event(self._name, self._data, end)
         self._name, self._data, self._seen = "", [], False
         return event
 

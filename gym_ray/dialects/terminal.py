@@ -24,9 +24,10 @@ _TERMINALS = {
     MESSAGES: messages.TERMINAL_EVENTS,
 }
 
-# A payload that names none of these cannot end a stream, so the many small deltas are not parsed. An escape could spell
-# a name in another way, hence the last one.
-_HINTS = {dialect: (*(name.encode() for name in names), b"\\u") for dialect, names in _TERMINALS.items()}
+# A stream that shows none of these bytes has no terminal event: every way to say it holds one of them. An escape could
+# spell a name in another way, hence the last one. So the many small deltas, and the rare huge one, are never parsed.
+_HINTS = {dialect: (b"[DONE]", *(name.encode() for name in names), b"\\u") for dialect, names in _TERMINALS.items()}
+_LONGEST_HINT = max(len(hint) for hints in _HINTS.values() for hint in hints)
 
 
 class TerminalScanner:
@@ -36,24 +37,37 @@ class TerminalScanner:
         terminal: ``complete``, ``incomplete`` or ``error`` once the terminal event has come, else None.
     """
 
-    __slots__ = ("_dialect", "_scanner", "terminal")
+    __slots__ = ("_dialect", "_fed", "_hinted", "_scanner", "_tail", "terminal")
 
     def __init__(self, dialect: str) -> None:
         self.terminal: str | None = None
         self._dialect = dialect
         self._scanner = EventScanner()
+        self._fed = 0
+        self._tail = b""  # end of the stream so far: a hint may be cut in two
+        self._hinted = False  # the open event may hold a hint
 
     def feed(self, chunk: bytes) -> str | None:
         """Take the next bytes of the stream and return :attr:`terminal` as it stands after them.
 
         The first hit stays; bytes behind it are not looked at.
         """
-        if self.terminal is None:
-            for event in self._scanner.feed(chunk):
-                self.terminal = classify(self._dialect, event)
-                if self.terminal is not None:
-                    break
+        if self.terminal is not None or not chunk:
+            return self.terminal
+        tail, self._tail = self._tail, (self._tail + chunk[-_LONGEST_HINT:])[-_LONGEST_HINT:]
+        found = self._hint_in(chunk) or self._hint_in(tail + chunk[:_LONGEST_HINT])
+        events = self._scanner.feed(chunk)
+        if events and (found or self._hinted):
+            # The first event may have begun long ago; if only what follows it holds a hint, it is left alone.
+            plain_first = not self._hinted and not self._hint_in(tail + chunk[: events[0].end - self._fed])
+            kinds = (classify(self._dialect, event) for event in events[plain_first:])
+            self.terminal = next(filter(None, kinds), None)
+        self._hinted = found or (self._hinted and not events)
+        self._fed += len(chunk)
         return self.terminal
+
+    def _hint_in(self, text: bytes) -> bool:
+        return any(hint in text for hint in _HINTS[self._dialect])
 
 
 def classify(dialect: str, event: Event) -> str | None:
@@ -67,7 +81,7 @@ def classify(dialect: str, event: Event) -> str | None:
     if dialect == CHAT and event.done:
         return COMPLETE
     if not any(hint in data for hint in _HINTS[dialect]):
-        return None
+        return None  # it came with an event that has one
     try:
         payload = parse_payload(data)
     except ValueError:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
+from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, terminal
+from gym_ray.dialects.sse import Event
 from gym_ray.dialects.terminal import TerminalScanner, is_error_payload
 
 
@@ -49,6 +50,24 @@ def test_the_payload_says_it_without_an_event_line(dialect: str, payload: object
     assert scan(dialect, b"data: " + data + b"\n\n") == [terminal]
     # a gateway's own name for every event is only a hint
     assert scan(dialect, b"event: message\ndata: " + data + b"\n\n") == [terminal]
+
+
+def test_only_events_that_may_end_the_stream_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_into: list[int] = []
+    original = terminal.classify
+
+    def classify(dialect: str, event: Event) -> str | None:
+        looked_into.append(event.end)
+        return original(dialect, event)
+
+    monkeypatch.setattr(terminal, "classify", classify)
+    delta = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"a" * 100_000 + b'"}}]}\n\n'
+    body = delta * 3 + b'data: {"error":null}\n\n' + delta + b"data: [DONE]\n\n"
+    chunks = [body[start : start + 4096] for start in range(0, len(body), 4096)]
+    assert scan(CHAT, *chunks)[-2:] == [None, "complete"]
+    huge = {len(delta), 2 * len(delta), 3 * len(delta)}
+    assert looked_into
+    assert huge.isdisjoint(looked_into)
 
 
 def test_escaped_spelling_of_a_type() -> None:
