@@ -1,0 +1,175 @@
+"""Connect to Ray, see its nodes, and put actors where they belong."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gym_ray.errors import ClusterError, GymRayError, ServerStartError
+
+__all__ = [
+    "LOOPBACK",
+    "Node",
+    "alive_nodes",
+    "close_actors",
+    "connected",
+    "get",
+    "local_node",
+    "pick_ports",
+    "resources",
+    "start_actor",
+    "wait",
+]
+
+LOOPBACK = "127.0.0.1"
+
+# Ray places empty requests at random; a sliver of a CPU makes it honour affinity and spreading.
+_SLIVER = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A living node of the cluster."""
+
+    node_id: str
+    ip: str
+
+
+@contextmanager
+def connected(
+    namespace: str, *, address: str = "local", num_cpus: int | None = None, log_level: str = "WARNING"
+) -> Iterator[None]:
+    """Hold a connection to Ray; a cluster that this call started ends with the block.
+
+    Args:
+        namespace: Names of this run's actors live here; runs do not see each other's.
+        address: ``local`` starts a cluster on this machine, bound to loopback; anything else is joined.
+        num_cpus: CPUs that a local cluster offers; None takes the machine's.
+        log_level: Level of the actors' loggers.
+
+    Raises:
+        ClusterError: Ray could not be started or joined; the message holds the cause.
+    """
+    local: dict[str, Any] = {}
+    if address == "local":
+        local = {"include_dashboard": False, "num_cpus": num_cpus, "_node_ip_address": LOOPBACK}
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            logging_config=ray.LoggingConfig(log_level=log_level),
+            **local,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(f"cannot {'start' if local else 'join'} Ray at {address!r}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def alive_nodes() -> list[Node]:
+    """Return the living nodes, this driver's node first."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [Node(n["NodeID"], n["NodeManagerAddress"]) for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
+    return sorted(nodes, key=lambda node: (node.node_id != here, node.node_id))
+
+
+def local_node() -> Node:
+    """Return the node this process runs on."""
+    return alive_nodes()[0]
+
+
+def start_actor(cls: type, node: Node, name: str, *arguments: Any, max_restarts: int = -1) -> Any:
+    """Start an actor as all of ours are: on this node, named, restarted, its calls never repeated by Ray.
+
+    Methods marked for the group ``control`` have a thread of their own, so that they answer while the actor is busy.
+    """
+    # Ray's annotations do not know concurrency groups, nor that a class keeps its constructor's arguments.
+    remote: Any = ray.remote
+    return (
+        remote(concurrency_groups={"control": 2})(cls)
+        .options(
+            name=name,
+            num_cpus=_SLIVER,
+            max_restarts=max_restarts,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        )
+        .remote(*arguments)
+    )
+
+
+def resources() -> dict[str, float]:
+    """Return what the whole cluster offers, for messages and defaults."""
+    offered: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return offered
+
+
+def _free_ports(host: str, count: int) -> list[int]:
+    # All are held at once, so that no two are the same.
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind((host, 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+
+
+def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> list[int]:
+    """Return ``count`` different free ports of ``host`` on a node.
+
+    A hosted server gets its port before it starts, so that its restart comes back where its clients look for it.
+    """
+    if node == local_node():
+        return _free_ports(host, count)
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    remote: Any = ray.remote
+    task = remote(num_cpus=_SLIVER, scheduling_strategy=strategy, max_retries=0)(_free_ports)
+    ports: list[int] = get(task.remote(host, count), timeout_s)
+    return ports
+
+
+def get(references: Any, timeout_s: float | None) -> Any:
+    """Fetch results of our actors; an error of ours arrives as itself.
+
+    Raises:
+        GymRayError: What the actor raised.
+        ClusterError: An actor's process ended, or raised something that is not ours.
+        ServerStartError: No answer in time.
+    """
+    try:
+        return ray.get(references, timeout=timeout_s)
+    except RayTaskError as error:
+        cause = error.cause
+        raise cause if isinstance(cause, GymRayError) else ClusterError(f"an actor failed: {cause!r}") from error
+    except RayActorError as error:
+        raise ClusterError(f"an actor's process ended: {error}") from error
+    except GetTimeoutError as error:
+        raise ServerStartError(f"actors not up after {timeout_s:g} s; the cluster has {resources()}") from error
+
+
+def wait(reference: Any, timeout_s: float) -> bool:
+    """Return whether a call is over, after at most ``timeout_s``."""
+    done, _ = ray.wait([reference], timeout=timeout_s)
+    return bool(done)
+
+
+def close_actors(actors: Sequence[Any], timeout_s: float) -> None:
+    """Ask every actor to close, wait at most ``timeout_s`` for all of them, then end their processes.
+
+    An actor that cannot close in time, or is dead already, is ended all the same: nothing durable waits in an actor.
+    """
+    pending = [actor.close.remote() for actor in actors]
+    ray.wait(pending, num_returns=len(pending), timeout=timeout_s) if pending else None
+    for actor in actors:
+        ray.kill(actor, no_restart=True)

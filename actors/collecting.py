@@ -1,0 +1,83 @@
+"""Put the actors of one collection together and take them apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_ray.actors.cluster import alive_nodes, close_actors, get, local_node, resources, start_actor
+from gym_ray.actors.collector import CollectionPlan, CollectorHost
+from gym_ray.actors.joiner import JoinerHost
+from gym_ray.actors.ray_port import Seat
+from gym_ray.actors.rollout_worker import RolloutWorkerHost
+from gym_ray.agents.context import ServerUrls
+from gym_ray.server_directory import ServerDirectory
+from gym_ray.settings import RunSettings
+
+__all__ = ["RunningCollection", "collecting"]
+
+_MOST_WORKERS_BY_DEFAULT = 4
+
+
+class RunningCollection:
+    """An opened collection.
+
+    Attributes:
+        collector: Handle of the :class:`CollectorHost`.
+        seats: Every worker and joiner, by actor name.
+    """
+
+    def __init__(self, collector: Any, seats: dict[str, Any]) -> None:
+        self.collector, self.seats = collector, seats
+
+
+@contextmanager
+def collecting(
+    settings: RunSettings, plan: CollectionPlan, directory: ServerDirectory, *, run_token: str | None
+) -> Iterator[RunningCollection]:
+    """Begin a run and hold its collector, workers and joiners for the block.
+
+    Raises:
+        InputError: A row cannot be used; nothing of an earlier run has changed.
+        StorageError: The output cannot be written, or another collector writes it.
+        SettingsError: An agent cannot be built.
+        ClusterError: An actor did not start.
+    """
+    # The collector is not restarted: its files say all there is to know, and a second one must not appear by itself.
+    collector = start_actor(CollectorHost, local_node(), "collector", plan, max_restarts=0)
+    seats: dict[str, Any] = {}
+    try:
+        get(collector.begin.remote(), None)
+        workers = _workers(settings, directory, run_token, seats)
+        joiners = _joiners(plan, seats)
+        get([seats[seat.name].ready.remote() for seat in workers], settings.start_timeout_s or None)
+        get(collector.open.remote(workers, joiners), None)
+        yield RunningCollection(collector, seats)
+    finally:
+        close_actors([collector, *seats.values()], 10.0)
+
+
+def _workers(
+    settings: RunSettings, directory: ServerDirectory, run_token: str | None, seats: dict[str, Any]
+) -> list[Seat]:
+    nodes = alive_nodes()
+    cpus = int(resources().get("CPU", 1))
+    count = settings.num_rollout_workers or max(len(nodes), min(cpus, _MOST_WORKERS_BY_DEFAULT))
+    found = []
+    for index in range(count):
+        node = nodes[index % len(nodes)]
+        urls = ServerUrls(directory.model_urls(node.node_id, index), directory.resource_urls(node.node_id, index))
+        name = f"worker-{index}"
+        seats[name] = start_actor(RolloutWorkerHost, node, name, settings, urls, run_token)
+        found.append(Seat(name, node.node_id, seats[name]))
+    return found
+
+
+def _joiners(plan: CollectionPlan, seats: dict[str, Any]) -> list[Seat]:
+    found = []
+    for index, node in enumerate(alive_nodes()):
+        name = f"joiner-{index}"
+        seats[name] = start_actor(JoinerHost, node, name, plan.paths, plan.capture_dir)
+        found.append(Seat(name, node.node_id, seats[name]))
+    return found

@@ -1,0 +1,147 @@
+"""Host the collection: it alone writes the ledger, and it moves keys and states, never payloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from gym_ray.actors.health import Watched
+from gym_ray.actors.ray_port import RayPort, Seat
+from gym_ray.errors import GymRayError
+from gym_ray.rollouts.collection import Collection, CollectionSettings, Finished, Progress
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
+
+__all__ = ["CollectionPlan", "CollectorHost", "finished_records"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """What a collector needs to know before it begins.
+
+    Attributes:
+        paths: Where the run writes.
+        source: The input file.
+        options: How the input becomes rows.
+        settings: Limits.
+        capture_dir: The capture directory, None when capture is off.
+        lanes: Attempts that one worker may have in hand.
+    """
+
+    paths: RunPaths
+    source: Path
+    options: RowOptions
+    settings: CollectionSettings
+    capture_dir: Path | None
+    lanes: int
+
+
+class CollectorHost(Watched):
+    """Runs one collection. It holds the output's lock, so a lost collector frees the output for the next run."""
+
+    def __init__(self, plan: CollectionPlan) -> None:
+        self._plan = plan
+        self._held = ExitStack()
+        self._collection: Collection | None = None
+        self._finished: AsyncIterator[Finished] | None = None
+
+    async def begin(self) -> RunStart:
+        """Take the output's lock, validate and expand the input, set earlier results aside (D48).
+
+        Raises:
+            InputError: A row cannot be used; nothing of an earlier run has changed.
+            StorageError: The output cannot be written, or another collector writes it.
+        """
+        lock = self._held.enter_context(RunLock(self._plan.paths))
+        return await asyncio.to_thread(begin_run, lock, self._plan.source, self._plan.options)
+
+    async def open(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
+        """Take the seats that will do the work; call it once, after :meth:`begin`."""
+        plan = self._plan
+        port = RayPort(workers, joiners, lanes=plan.lanes, capture_dir=plan.capture_dir)
+        rows = self._held.enter_context(MaterialisedRows(plan.paths.materialised))
+        outputs = self._held.enter_context(RunOutputs(plan.paths))
+        log = self._held.enter_context(LedgerLog(plan.paths.ledger))
+        self._collection = Collection(rows, outputs, log, port, plan.settings)
+        self._finished = self._collection.finished()
+        self._ready = True
+
+    async def run(self) -> None:
+        """Run to the end with nobody listening to single attempts.
+
+        Raises:
+            GymRayError: The run ended early; everything that had ended by then is stored.
+        """
+        while await self.next_finished() is not None:
+            pass
+
+    async def next_finished(self) -> Finished | None:
+        """Return the next attempt that finished, None when the run is over.
+
+        A caller that stops asking slows dispatch down; nothing is kept for it beyond the attempts in hand.
+
+        Raises:
+            GymRayError: The run ended early; everything that had ended by then is stored.
+        """
+        if self._finished is None:
+            raise RuntimeError("the collector has not been opened")
+        return await anext(self._finished, None)
+
+    @ray.method(concurrency_group="control")
+    def progress(self) -> Progress | None:
+        """Return where the run stands, in constant time; None before it is open."""
+        return None if self._collection is None else self._collection.progress()
+
+    async def metrics(self) -> RunMetrics:
+        """Return the aggregates over every finished attempt so far."""
+        return RunMetrics() if self._collection is None else self._collection.metrics
+
+    async def stop(self) -> None:
+        """Start nothing more and cancel what runs; what has ended is still stored."""
+        if self._collection is not None:
+            self._collection.stop()
+
+    async def close(self) -> None:
+        """Close the run's files and give the output's lock back; idempotent."""
+        self._held.close()
+
+
+async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[bytes]:
+    """Yield each finished record as its line of JSON, in completion order, read back from the run's files.
+
+    The collector keeps no payload and this iterator holds one record at a time, so memory does not grow with the run.
+    Leaving the iteration early stops the run; what has ended is stored.
+
+    Args:
+        collector: Handle of an opened :class:`CollectorHost`.
+        paths: Where that collector writes.
+
+    Raises:
+        GymRayError: The run ended early.
+    """
+    over = False
+    try:
+        while (item := await collector.next_finished.remote()) is not None:
+            if item.written is not None:
+                yield await asyncio.to_thread(read_record, paths, item.written)
+        over = True
+    except RayTaskError as error:
+        over = True
+        if isinstance(error.cause, GymRayError):
+            raise error.cause from error
+        raise
+    finally:
+        if not over:
+            await collector.stop.remote()

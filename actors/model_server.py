@@ -1,0 +1,61 @@
+"""Host a model server's app and, in the same process, its capture writer."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from gym_ray.actors.http_host import HttpHost
+from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.model_server.app import build_app
+from gym_ray.model_server.engine import Engine
+from gym_ray.model_server.engines import build_engine
+from gym_ray.settings import RunSettings
+
+__all__ = ["ModelServerHost"]
+
+
+class ModelServerHost(HttpHost):
+    """One replica of a model server."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        server_name: str,
+        host: str,
+        port: int,
+        run_token: str,
+        local_engine_url: str | None,
+    ) -> None:
+        self._settings, self._server_name = settings, server_name
+        self._run_token, self._local_engine_url = run_token, local_engine_url
+        self._engine: Engine | None = None
+        self._writer: CaptureWriter | None = None
+        super().__init__(server_name, host, port)
+
+    async def _open(self) -> ASGIApp:
+        engine = build_engine(self._settings.servers[self._server_name], local_engine_url=self._local_engine_url)
+        self._engine = engine
+        await engine.start()
+        await engine.ready(self._settings.model_endpoint_timeout_s)
+        self._writer = self._open_writer()
+        return build_app(engine, server_name=self._server_name, capture=self._writer, run_token=self._run_token)
+
+    def _open_writer(self) -> CaptureWriter | None:
+        directory = self._settings.model_call_capture_dir
+        if not self._settings.observability_enabled or directory is None:
+            return None
+        writer = CaptureWriter(
+            directory,
+            server_name=self._server_name,
+            url=f"http://{self._host}:{self._port}",
+            run_token=self._run_token,
+            capture_timeout_s=self._settings.capture_timeout_s,
+        )
+        writer.start()
+        return writer
+
+    async def _release(self) -> None:
+        if self._engine is not None:
+            await self._engine.aclose()
+        if self._writer is not None:
+            self._writer.close()

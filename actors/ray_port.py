@@ -1,0 +1,140 @@
+"""Move attempts to workers and results to joiners; the moved results never pass through the collector's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    ObjectLostError,
+    RayActorError,
+    RayTaskError,
+    TaskCancelledError,
+)
+
+from gym_ray.actors.cluster import alive_nodes, resources
+from gym_ray.errors import ClusterError, GymRayError
+from gym_ray.evidence.run_result import RunResult
+from gym_ray.model_call_capture import CaptureStore
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
+
+__all__ = ["RayPort", "Seat"]
+
+
+@dataclass(slots=True)
+class Seat:
+    """One worker or joiner and what it has in hand."""
+
+    name: str
+    node_id: str
+    handle: Any
+    busy: int = 0
+    gone: bool = False
+
+
+class RayPort:
+    """A :class:`~gym_ray.rollouts.ports.RolloutPort` over Ray actors.
+
+    Args:
+        workers: Seats of rollout workers.
+        joiners: Seats of joiners.
+        lanes: Attempts that one worker may have in hand.
+        capture_dir: The run's capture directory, None when capture is off.
+    """
+
+    def __init__(
+        self, workers: Sequence[Seat], joiners: Sequence[Seat], *, lanes: int, capture_dir: Path | None
+    ) -> None:
+        self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
+        self._store = None if capture_dir is None else CaptureStore(capture_dir)
+
+    @property
+    def capacity(self) -> int:
+        """Attempts that all living workers can have in hand."""
+        return max(1, self._lanes * sum(1 for seat in self._workers if not seat.gone))
+
+    async def clear(self, rollout_ids: Sequence[str]) -> None:
+        """Empty the captures of these attempts under the writers' lock, off the loop (D25, D28)."""
+        store = self._store
+        if store is None:
+            return
+        for rollout_id in rollout_ids:
+            await asyncio.to_thread(store.clear, rollout_id)
+
+    async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
+        """Run one attempt on the least busy worker; the result stays in the object store."""
+        seat = _least_busy(self._workers, "rollout worker")
+        seat.busy += 1
+        ended, result = seat.handle.run.options(num_returns=2).remote(job)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            await self._cancel(ended)
+            raise
+        except RayActorError as error:
+            return self._lost(seat, error)
+        except RayTaskError as error:
+            # AgentRunner turns every failure of an agent into a result, so this is the worker's own.
+            raise ClusterError(f"{seat.name}: {error.cause!r}") from error
+        finally:
+            seat.busy -= 1
+        return ReplyHandle(result)
+
+    @staticmethod
+    async def _cancel(reference: Any) -> None:
+        ray.cancel(reference)
+        try:
+            await reference
+        except (TaskCancelledError, RayActorError, RayTaskError):
+            return  # the run is over, which is all that was asked for
+
+    def _lost(self, seat: Seat, error: RayActorError) -> Lost:
+        if isinstance(error, ActorUnavailableError):
+            return Lost("worker_lost", f"{seat.name}: its process ended during the run")
+        if isinstance(error, ActorDiedError | ActorUnschedulableError):
+            seat.gone = True
+        node_alive = any(node.node_id == seat.node_id for node in alive_nodes())
+        return Lost("worker_lost" if node_alive else "node_lost", f"{seat.name}: {_first_line(error)}")
+
+    async def join(self, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest) -> JoinOutcome | Lost:
+        """Join one attempt in the least busy joiner.
+
+        Raises:
+            ClusterError: The joiner's process ended; ask again with ``retry`` set.
+            GymRayError: The record could not be stored.
+        """
+        seat = _least_busy(self._joiners, "joiner")
+        seat.busy += 1
+        value = result.value if isinstance(result, ReplyHandle) else result
+        try:
+            outcome: JoinOutcome = await seat.handle.join.remote(job, value, request)
+        except RayActorError as error:
+            seat.gone = seat.gone or isinstance(error, ActorUnschedulableError)
+            raise ClusterError(f"{seat.name}: {_first_line(error)}") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, GymRayError):
+                raise error.cause from error
+            raise ClusterError(f"{seat.name}: {error.cause!r}") from error
+        except ObjectLostError as error:
+            return Lost("node_lost", f"the reply was lost with its node: {_first_line(error)}")
+        finally:
+            seat.busy -= 1
+        return outcome
+
+
+def _least_busy(seats: Sequence[Seat], what: str) -> Seat:
+    living = [seat for seat in seats if not seat.gone]
+    if not living:
+        raise ClusterError(f"no {what} is left; the cluster has {resources()}")
+    return min(living, key=lambda seat: seat.busy)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,47 @@
+"""Host the agents: run attempts, many at once, and leave each result where a joiner can fetch it."""
+
+from __future__ import annotations
+
+from gym_ray.actors.health import Watched
+from gym_ray.agents.runner import AgentRunner, ServerUrls
+from gym_ray.errors import GymRayError
+from gym_ray.evidence.run_result import RunResult
+from gym_ray.rollouts.ports import AttemptJob
+from gym_ray.settings import RunSettings
+
+__all__ = ["RolloutWorkerHost"]
+
+
+class RolloutWorkerHost(Watched):
+    """Runs attempts of any agent of the settings. It holds nothing that outlives an attempt."""
+
+    def __init__(self, settings: RunSettings, urls: ServerUrls, run_token: str | None) -> None:
+        self._failure: GymRayError | None = None
+        try:
+            self._runner = AgentRunner(settings, urls, run_token=run_token)
+        except GymRayError as error:
+            # Raised by ready(): an error of a constructor would lose its type on the way.
+            self._failure = error
+        self._ready = self._failure is None
+
+    async def ready(self) -> None:
+        """Return when the worker can run attempts.
+
+        Raises:
+            GymRayError: An agent could not be built; the message names it and the cause.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    async def run(self, job: AttemptJob) -> tuple[None, RunResult]:
+        """Run one attempt.
+
+        Returns:
+            Nothing, as the small word that the run ended, and the result, which stays in the object store.
+        """
+        return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s)
+
+    async def close(self) -> None:
+        """Close the worker's connections; idempotent."""
+        if self._failure is None:
+            await self._runner.aclose()

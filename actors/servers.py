@@ -1,0 +1,138 @@
+"""Start the servers of a run over the nodes, wait until each answers, and stop them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, get, pick_ports, resources, start_actor
+from gym_ray.actors.engine_host import EngineHost
+from gym_ray.actors.environment import EnvironmentHost
+from gym_ray.actors.model_server import ModelServerHost
+from gym_ray.errors import ServerStartError
+from gym_ray.server_directory import Endpoint, ServerDirectory
+from gym_ray.settings import HostedOptions, LocalModelOptions, ModelOptions, RunSettings, ServerSettings
+
+__all__ = ["RunningServers", "start_servers"]
+
+
+@dataclass(slots=True)
+class RunningServers:
+    """The servers of a run and where they are; :meth:`stop` ends them all."""
+
+    directory: ServerDirectory
+    hosts: dict[str, Any] = field(default_factory=dict)
+    engines: dict[str, Any] = field(default_factory=dict)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Let requests under way end, then end every server, engines last; idempotent."""
+        close_actors(list(self.hosts.values()), timeout_s)
+        close_actors(list(self.engines.values()), timeout_s)
+        self.hosts.clear()
+        self.engines.clear()
+
+
+class _Starter:
+    """Creates the actors of one run; the caller waits for all of them together."""
+
+    def __init__(self, settings: RunSettings, run_token: str, cache_dir: Path, nodes: Sequence[Node]) -> None:
+        self._settings, self._token, self._cache_dir, self._nodes = settings, run_token, cache_dir, nodes
+        self.engines: dict[str, Any] = {}
+        self.hosts: dict[str, Any] = {}
+        self.waiting: dict[Any, tuple[str, str, str]] = {}  # url reference -> (kind, server, node)
+
+    def start(self) -> None:
+        for server in self._settings.servers.values():
+            options = server.options
+            if isinstance(options, ModelOptions):
+                for node in self._replica_nodes(options.replicas):
+                    self._model_server(server, options, node)
+            elif isinstance(options, HostedOptions):
+                self._environment(server, options, self._nodes[0])
+
+    def _replica_nodes(self, replicas: int | str) -> Sequence[Node]:
+        if isinstance(replicas, str):  # per_node
+            return self._nodes
+        return [self._nodes[index % len(self._nodes)] for index in range(replicas)]
+
+    def _address(self, options: HostedOptions, node: Node) -> tuple[str, int]:
+        host = options.host or (LOOPBACK if len(self._nodes) == 1 else node.ip)
+        return host, options.port or pick_ports(node, host, 1)[0]
+
+    def _model_server(self, server: ServerSettings, options: ModelOptions, node: Node) -> None:
+        engine_url = self._engine(options, node) if isinstance(options, LocalModelOptions) else None
+        host, port = self._address(options, node)
+        name = f"model-{server.name}-{node.node_id[:8]}-{port}"
+        handle = start_actor(
+            ModelServerHost, node, name, self._settings, server.name, host, port, self._token, engine_url
+        )
+        self._track("models", server.name, node, name, handle)
+
+    def _engine(self, options: LocalModelOptions, node: Node) -> str:
+        name = f"engine-{options.model_name}-{node.node_id[:8]}"
+        if name not in self.engines:
+            port = pick_ports(node, LOOPBACK, 1)[0]
+            handle = start_actor(EngineHost, node, name, options, self._cache_dir, LOOPBACK, port)
+            self.engines[name] = (handle, f"http://{LOOPBACK}:{port}")
+            self.waiting[handle.url.remote()] = ("engines", name, node.node_id)
+        return str(self.engines[name][1])
+
+    def _environment(self, server: ServerSettings, options: HostedOptions, node: Node) -> None:
+        host, port = self._address(options, node)
+        name = f"environment-{server.name}"
+        handle = start_actor(EnvironmentHost, node, name, server, host, port)
+        self._track("resources", server.name, node, name, handle)
+
+    def _track(self, kind: str, server_name: str, node: Node, actor_name: str, handle: Any) -> None:
+        self.hosts[actor_name] = handle
+        self.waiting[handle.url.remote()] = (kind, server_name, node.node_id)
+
+
+def start_servers(settings: RunSettings, *, run_token: str, cache_dir: Path) -> RunningServers:
+    """Start every model server and resources server of the settings and wait until each one answers.
+
+    Args:
+        settings: The run's settings.
+        run_token: Bearer token of the run's control routes.
+        cache_dir: Where the embedded model's weights are assembled.
+
+    Returns:
+        The running servers; what was started is stopped again when one of them fails.
+
+    Raises:
+        ServerStartError: One did not come up, or not in ``start_timeout_s``; the message names it and the cause.
+    """
+    starter = _Starter(settings, run_token, cache_dir, alive_nodes())
+    running = RunningServers(ServerDirectory({}, {}))
+    try:
+        starter.start()
+        running.directory = _wait_for(starter.waiting, settings.start_timeout_s)
+    except BaseException:
+        running.hosts, running.engines = starter.hosts, {name: pair[0] for name, pair in starter.engines.items()}
+        running.stop(timeout_s=2.0)
+        raise
+    running.hosts, running.engines = starter.hosts, {name: pair[0] for name, pair in starter.engines.items()}
+    return running
+
+
+def _wait_for(waiting: dict[Any, tuple[str, str, str]], timeout_s: float) -> ServerDirectory:
+    found: dict[str, dict[str, list[Endpoint]]] = {"models": {}, "resources": {}, "engines": {}}
+    deadline = time.monotonic() + timeout_s if timeout_s else None
+    pending = list(waiting)
+    while pending:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        if not done:
+            names = ", ".join(sorted(waiting[ref][1] for ref in pending))
+            raise ServerStartError(
+                f"not up after {timeout_s:g} s: {names}; the cluster has {resources()}; "
+                "raise start_timeout_s if they need longer"
+            )
+        kind, name, node = waiting[done[0]]
+        found[kind].setdefault(name, []).append(Endpoint(node, get(done[0], None)))
+    return ServerDirectory(found["models"], found["resources"])

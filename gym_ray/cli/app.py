@@ -1,0 +1,46 @@
+"""The ``gym-ray`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from gym_ray import __version__
+from gym_ray.cli.captures import captures_app
+from gym_ray.cli.env import env_app
+from gym_ray.cli.evaluate import eval_app
+from gym_ray.errors import GymRayError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="gym-ray",
+    help="Collect LLM-agent rollouts on Ray and keep every model call.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(env_app, name="env")
+app.add_typer(eval_app, name="eval")
+app.add_typer(captures_app, name="captures")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    Console().print(__version__)
+
+
+def main() -> None:
+    """Run the command; an error of ours ends it with one message on standard error and exit code 1."""
+    try:
+        app()
+    except GymRayError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}")
+        sys.exit(1)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,115 @@
+"""``gym-ray env``: keep servers running for other terminals to collect with."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gym_ray.cli.head import build_head_app, publish_token
+from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
+from gym_ray.cli.runtime import new_run_token, on_interrupt, ray_session, user_cache_dir
+from gym_ray.errors import ServerStartError, SettingsError
+from gym_ray.model_server.serving import AppServer
+from gym_ray.server_directory import ServerDirectory
+from gym_ray.settings import RunSettings
+
+__all__ = ["capture_settings", "env_app"]
+
+env_app = typer.Typer(help="Start model servers and resources servers.", no_args_is_help=True)
+
+
+@env_app.callback()
+def _group() -> None:
+    """Keep ``start`` a named command even while it is the only one."""
+
+
+@env_app.command("start", context_settings={"allow_extra_args": True})
+def start(
+    ctx: typer.Context,
+    config: Config = None,
+    resources_server: ResourcesServer = None,
+    model_type: ModelType = None,
+    verbose: Verbose = False,
+) -> None:
+    """Start the servers and serve until Ctrl-C. Settings may follow as ++key=value."""
+    settings = read_settings(config, resources_server, model_type, ctx.args)
+    require_servers(settings)
+    _require_free(settings.head_server.host, settings.head_server.port)
+    console = Console(stderr=True, highlight=False)
+    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose or settings.verbose):
+        from gym_ray.actors.servers import start_servers
+
+        token, head = new_run_token(), settings.head_server
+        with console.status("starting servers"):
+            servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir())
+        try:
+            with publish_token(user_cache_dir(), head.host, head.port, token):
+                asyncio.run(_serve_head(settings, servers.directory, console))
+        finally:
+            servers.stop()
+    console.print("servers stopped")
+
+
+def require_servers(settings: RunSettings) -> None:
+    """Refuse settings that name no server to start.
+
+    Raises:
+        SettingsError: There is neither a model server nor a resources server.
+    """
+    if not any(server.type != "responses_api_agents" for server in settings.servers.values()):
+        raise SettingsError(
+            "command line", "", "no server to start", "pass --resources-server, --model-type or --config FILE"
+        )
+
+
+def capture_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the capture settings in the form that two terminals compare."""
+    directory = settings.model_call_capture_dir
+    return {
+        "observability_enabled": settings.observability_enabled,
+        "model_call_capture_dir": str(directory) if settings.observability_enabled and directory else None,
+    }
+
+
+def _require_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerStartError(
+                f"head server: cannot listen on {host}:{port}: {error.strerror}; "
+                "stop what runs there or pass ++head_server.port=PORT"
+            ) from error
+
+
+async def _serve_head(settings: RunSettings, directory: ServerDirectory, console: Console) -> None:
+    app = build_head_app(settings.to_yaml(redact=True), directory, capture_settings(settings))
+    head = AppServer(app, settings.head_server.host, settings.head_server.port)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with on_interrupt(lambda: loop.call_soon_threadsafe(stopped.set)):
+        port = await head.start()
+        try:
+            _print_servers(settings, directory, port, console)
+            await stopped.wait()
+        finally:
+            await head.stop(2.0)
+
+
+def _print_servers(settings: RunSettings, directory: ServerDirectory, port: int, console: Console) -> None:
+    table = Table("server", "kind", "url", box=None)
+    for kind, servers in (("model", directory.models), ("resources", directory.resources)):
+        for name, replicas in sorted(servers.items()):
+            for replica in replicas:
+                table.add_row(name, kind, replica.url)
+    console.print(table)
+    capture = capture_settings(settings)["model_call_capture_dir"]
+    console.print(f"capture: {capture or 'off'}")
+    console.print(f"ready at http://{settings.head_server.host}:{port}; Ctrl-C stops all servers")

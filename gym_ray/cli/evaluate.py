@@ -1,0 +1,229 @@
+"""``gym-ray eval``: collect rollouts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gym_ray import exact_json
+from gym_ray.cli.env import capture_settings, require_servers
+from gym_ray.cli.head import read_head, read_token
+from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
+from gym_ray.cli.report import RunBar, print_report
+from gym_ray.cli.runtime import new_run_token, on_interrupt, ray_session, user_cache_dir
+from gym_ray.errors import RunNotFoundError, SettingsError
+from gym_ray.rollouts.collection import CollectionSettings
+from gym_ray.rollouts.collection import Progress as RunProgress
+from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.rows import RowOptions, read_rows
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_start import RunLock
+from gym_ray.server_directory import ServerDirectory
+from gym_ray.settings import RunSettings, settings_from_yaml
+
+__all__ = ["eval_app"]
+
+eval_app = typer.Typer(help="Collect rollouts.", no_args_is_help=True)
+
+_LANES = 64
+_INTERRUPTED = 130
+
+
+@eval_app.callback()
+def _group() -> None:
+    """Keep ``run`` a named command even while it is the only one."""
+
+
+@eval_app.command("run", context_settings={"allow_extra_args": True})
+def run(
+    ctx: typer.Context,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Use the servers of `gym-ray env start`.")] = False,
+    agent: Annotated[str | None, typer.Option("--agent", "-a", help="Agent of every row.")] = None,
+    input_path: Annotated[Path | None, typer.Option("--input", "-i", help="Rows (JSONL).")] = None,
+    output_path: Annotated[Path | None, typer.Option("--output", "-o", help="Records (JSONL).")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Take only the first rows.")] = None,
+    num_repeats: Annotated[int | None, typer.Option("--num-repeats", help="Rollouts of each row.")] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", help="Rollouts at once.")] = None,
+    config: Config = None,
+    resources_server: ResourcesServer = None,
+    model_type: ModelType = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run every row, keep every model call, write one record a rollout. Settings may follow as ++key=value."""
+    flags = {
+        "agent_name": agent,
+        "input_jsonl_fpath": input_path,
+        "output_jsonl_fpath": output_path,
+        "limit": limit,
+        "num_repeats": num_repeats,
+        "num_samples_in_parallel": concurrency,
+    }
+    tokens = [f"++{key}={_literal(value)}" for key, value in flags.items() if value is not None]
+    settings = read_settings(config, resources_server, model_type, [*tokens, *ctx.args])
+    head = None
+    if no_serve:
+        settings, head = _join_head(settings)
+    else:
+        require_servers(settings)
+    plan = _Plan.of(settings)
+    plan.check()
+    raise typer.Exit(_collect(settings, plan, head, verbose=verbose or settings.verbose))
+
+
+def _literal(value: object) -> str:
+    """Quote a flag's value for the override grammar."""
+    if isinstance(value, int):
+        return str(value)
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Servers that another terminal runs."""
+
+    directory: ServerDirectory
+    run_token: str
+
+
+def _join_head(settings: RunSettings) -> tuple[RunSettings, _Head]:
+    """Take servers and agents from a running head; the capture settings of both sides must agree (D60, D130)."""
+    host, port = settings.head_server.host, settings.head_server.port
+    document, directory, theirs = read_head(host, port)
+    ours = capture_settings(settings)
+    for key, value in theirs.items():
+        if ours.get(key) != value:
+            raise SettingsError(
+                "command line",
+                key,
+                f"is {ours.get(key)!r} here and {value!r} at the servers of {host}:{port}",
+                f"pass ++{key}={value} here, or start the servers with the value of here",
+            )
+    head = settings_from_yaml(document, f"http://{host}:{port}")
+    if not directory.models and not directory.resources:
+        raise RunNotFoundError(f"http://{host}:{port}: its run has no servers")
+    joined = settings.with_servers({**head.servers, **settings.servers})
+    return joined, _Head(directory, read_token(user_cache_dir(), host, port))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is run and where it goes, checked before Ray starts."""
+
+    source: Path
+    paths: RunPaths
+    options: RowOptions
+    limits: CollectionSettings
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> _Plan:
+        source, output = settings.input_jsonl_fpath, settings.output_jsonl_fpath
+        if source is None:
+            raise SettingsError("command line", "input_jsonl_fpath", "is required", "pass --input ROWS.jsonl")
+        if output is None:
+            raise SettingsError("command line", "output_jsonl_fpath", "is required", "pass --output RECORDS.jsonl")
+        options = RowOptions(
+            agent_name=settings.agent_name,
+            num_repeats=settings.num_repeats,
+            interleave_repeats=settings.interleave_repeats,
+            limit=settings.limit,
+            responses_create_params=settings.responses_create_params,
+            agents=sorted(settings.servers_of("responses_api_agents")),
+        )
+        limits = CollectionSettings(
+            num_samples_in_parallel=settings.num_samples_in_parallel, run_timeout_s=settings.run_timeout_s
+        )
+        return cls(source.absolute(), RunPaths.of(output), options, limits)
+
+    def check(self) -> None:
+        """Read every row and try the output's lock, so that a mistake costs a moment and touches nothing.
+
+        Raises:
+            InputError: A row cannot be used.
+            StorageError: The output cannot be written, or another collector writes it.
+        """
+        for _ in read_rows(self.source, self.options):
+            pass
+        RunLock(self.paths).close()
+
+
+def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose: bool) -> int:
+    """Start what is needed, collect, report; return the exit code."""
+    console = Console(stderr=True, highlight=False)
+    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose):
+        from gym_ray.actors.collecting import collecting
+        from gym_ray.actors.collector import CollectionPlan
+        from gym_ray.actors.servers import start_servers
+
+        servers = None
+        if head is None:
+            token = new_run_token()
+            with console.status("starting servers"):
+                servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir())
+            head = _Head(servers.directory, token)
+        collection = CollectionPlan(
+            plan.paths, plan.source, plan.options, plan.limits, settings.capture_dir, lanes=_LANES
+        )
+        try:
+            with collecting(settings, collection, head.directory, run_token=head.run_token) as running:
+                interrupted = _follow(running.collector, console)
+                progress, metrics = _results(running.collector)
+        finally:
+            if servers is not None:
+                servers.stop()
+    return _finish(settings, plan.paths, metrics, progress, interrupted=interrupted)
+
+
+def _follow(collector: Any, console: Console) -> bool:
+    """Draw progress until the run is over; return whether it was interrupted."""
+    from gym_ray.actors.cluster import get, wait
+
+    interrupted = False
+
+    def stop() -> None:
+        nonlocal interrupted
+        interrupted = True
+        console.print("stopping: what has ended is stored; Ctrl-C again leaves at once")
+        collector.stop.remote()
+
+    ended = collector.run.remote()
+    with RunBar(console) as bar, on_interrupt(stop):
+        while not wait(ended, 0.25):
+            bar.show(get(collector.progress.remote(), None))
+    get(ended, None)
+    return interrupted
+
+
+def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
+    from gym_ray.actors.cluster import get
+
+    progress, metrics = get([collector.progress.remote(), collector.metrics.remote()], None)
+    return progress, metrics
+
+
+def _finish(
+    settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, *, interrupted: bool
+) -> int:
+    paths.aggregate_metrics.write_bytes(exact_json.dumps(metrics.to_dict()) + b"\n")
+    files: Sequence[tuple[str, Path | None]] = (
+        ("records", paths.output),
+        ("failures", paths.failures if progress.failed or progress.retries else None),
+        ("metrics", paths.aggregate_metrics),
+        ("captures", settings.capture_dir),
+    )
+    console = Console(highlight=False)
+    print_report(console, metrics, [(label, path) for label, path in files if path is not None], progress)
+    if interrupted:
+        return _INTERRUPTED
+    if not progress.done and not progress.unstored:
+        Console(stderr=True, highlight=False).print(
+            f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {paths.failures}"
+        )
+        return 1
+    return 0

@@ -1,0 +1,92 @@
+"""One Ray cluster for all tests of actors, with a token of its own, and servers outside of it to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.model_server.serving import AppServer
+
+
+@pytest.fixture(scope="session")
+def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray's own environment, set before it is imported and put back afterwards."""
+    token = tmp_path_factory.mktemp("ray") / "auth_token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_environment: None) -> Iterator[None]:
+    from gym_ray.actors.cluster import connected
+
+    with connected("gym-ray/tests", num_cpus=2):
+        yield
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an app from a thread of this process; gives its root URL."""
+    started: threading.Event = threading.Event()
+    state: dict[str, Any] = {}
+
+    async def main() -> None:
+        server = AppServer(app)
+        state["stop"], state["loop"] = asyncio.Event(), asyncio.get_running_loop()
+        await server.start()
+        state["url"] = server.url
+        started.set()
+        await state["stop"].wait()
+        await server.stop(1.0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield state["url"]
+    finally:
+        state["loop"].call_soon_threadsafe(state["stop"].set)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Any], str]]:
+    """Serve apps for one test."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        yield lambda app: stack.enter_context(served(app))
+
+
+@pytest.fixture
+def write_settings(tmp_path: Path) -> Callable[..., Any]:
+    """Build settings from YAML text and overrides, with capture in this test's directory."""
+    from gym_ray.settings import load_settings
+
+    def build(text: str, *overrides: str, capture: bool = True) -> Any:
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        empty = tmp_path / "env.yaml"
+        empty.write_text("{}\n")
+        tokens = [f"++model_call_capture_dir={tmp_path / 'model-calls'}", f"++observability_enabled={capture}"]
+        return load_settings([path], [*tokens, *overrides], env_file=empty, environ={})
+
+    return build
