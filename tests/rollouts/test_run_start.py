@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import InputError, StorageError
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
+from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
+
+ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
+
+
+def source(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows or (ROW,)))
+    return path
+
+
+def begin(tmp_path: Path, input_path: Path) -> tuple[RunPaths, RunStart]:
+    paths = RunPaths.of(tmp_path / "results" / "r.jsonl")
+    with RunLock(paths) as lock:
+        return paths, begin_run(lock, input_path, RowOptions())
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_names_follow_from_the_output() -> None:
+    paths = RunPaths.of("/results/r.x.jsonl")
+    assert [str(path) for path in (paths.materialised, paths.failures, paths.aggregate_metrics, paths.directory)] == [
+        "/results/r.x_materialized_inputs.jsonl",
+        "/results/r.x_failures.jsonl",
+        "/results/r.x_aggregate_metrics.json",
+        "/results/r.x.run",
+    ]
+
+
+def test_a_run_begins_with_its_rows_empty_outputs_and_a_manifest(tmp_path: Path) -> None:
+    paths, started = begin(tmp_path, source(tmp_path))
+    assert paths.output.read_bytes() == paths.failures.read_bytes() == b""
+    manifest = json.loads(paths.manifest.read_bytes())
+    assert manifest["run_id"] == started.run_id
+    assert manifest["materialized_sha256"] == hashlib.sha256(paths.materialised.read_bytes()).hexdigest()
+    assert (manifest["rows"], started.materialisation.rows, started.set_aside) == (1, 1, None)
+
+
+def test_results_of_an_earlier_run_are_set_aside_and_never_deleted(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    paths.output.write_bytes(b'{"old": 1}\n')
+    paths.failures.write_bytes(b'{"old": 2}\n')
+    paths.aggregate_metrics.write_bytes(b"{}")
+    paths.ledger.write_bytes(b"frames")
+    old_manifest = paths.manifest.read_bytes()
+    _, started = begin(tmp_path, source(tmp_path, ROW, {**ROW, "n": 1}))
+    assert started.set_aside is not None
+    kept = tree(started.set_aside)
+    assert kept["r.jsonl"] == b'{"old": 1}\n'
+    assert kept["r_failures.jsonl"] == b'{"old": 2}\n'
+    assert kept["r_aggregate_metrics.json"] == b"{}"
+    assert kept["ledger.log"] == b"frames"
+    assert kept["manifest.json"] == old_manifest
+    assert "r_materialized_inputs.jsonl" in kept
+    assert paths.output.read_bytes() == b""
+    assert not paths.ledger.exists()
+
+
+@pytest.mark.parametrize("bad", [{"agent_ref": {"name": "a"}}, {**ROW, "_ng_rollout_id": "a/b"}, 3])
+def test_a_bad_row_leaves_an_earlier_run_untouched(tmp_path: Path, bad: object) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    paths.output.write_bytes(b'{"old": 1}\n')
+    before = tree(tmp_path / "results")
+    with pytest.raises(InputError):
+        begin(tmp_path, source(tmp_path, ROW, bad))
+    assert tree(tmp_path / "results") == before
+
+
+def test_left_overs_of_a_start_that_died_are_removed(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    (paths.directory / "materialised-dead.tmp").write_text("x")
+    begin(tmp_path, source(tmp_path))
+    assert not list(paths.directory.glob("*.tmp"))
+
+
+class DiesAtError(Exception):
+    """Stands for the process's death."""
+
+
+def test_a_start_that_dies_at_any_step_loses_nothing_and_mixes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever rename was the last: the old results are whole somewhere, and a manifest never names other inputs."""
+    old_record, real_rename = b'{"old": 1}\n', Path.rename
+    for step in range(20):
+        root = tmp_path / str(step)
+        root.mkdir()
+        paths, _ = begin(root, source(root))
+        paths.output.write_bytes(old_record)
+        new_source = source(root, ROW, {**ROW, "n": 1})
+        renames = 0
+
+        def rename(self: Path, target: Path, limit: int = step) -> Path:
+            nonlocal renames
+            if renames == limit:
+                raise DiesAtError
+            renames += 1
+            return real_rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+        try:
+            begin(root, new_source)
+            finished = True
+        except DiesAtError:
+            finished = False
+        monkeypatch.setattr(Path, "rename", real_rename)
+        assert old_record in tree(root / "results").values()
+        if paths.manifest.exists():
+            digest = hashlib.sha256(paths.materialised.read_bytes()).hexdigest()
+            assert json.loads(paths.manifest.read_bytes())["materialized_sha256"] == digest
+        begin(root, new_source)  # the next start works whatever was left
+        assert old_record in tree(root / "results").values()
+        if finished:
+            assert step >= 5
+            return
+    pytest.fail("a start never came to its end")
+
+
+HOLDER = """
+import sys
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_start import RunLock
+with RunLock(RunPaths.of(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_collector_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    paths = RunPaths.of(tmp_path / "r.jsonl")
+    command = [sys.executable, "-c", HOLDER, str(paths.output)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StorageError, match=rf"another collector \(pid {holder.pid} on .*choose another"):
+            RunLock(paths)
+        holder.kill()
+    RunLock(paths).close()
+
+
+def test_an_output_below_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunLock(RunPaths.of(tmp_path / "file" / "r.jsonl"))
+
+
+def test_records_are_found_by_their_attempt(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    first, retry = {"_ng_task_index": 0, "_ng_rollout_index": 0}, {"_ng_attempt_index": 1}
+    with RunOutputs(paths) as outputs:
+        start = outputs.mark()
+        failed = outputs.append("failures", json.dumps({**first, "_ng_failure_class": "node_lost"}).encode())
+        done = outputs.append("main", json.dumps({**first, **retry, "reward": 1}).encode())
+        odd = outputs.append("main", b'{"_ng_rollout_id": "a/b"}')
+        assert outputs.find("0-0", start) == failed
+        assert outputs.find("0-0-a1", start) == done
+        assert outputs.find("0-0-a2", start) is None
+        assert outputs.find("0-0-a1", outputs.mark()) is None
+        assert start == OutputMark(0, 0)
+    assert json.loads(read_record(paths, done))["reward"] == 1
+    assert odd.offset == done.length
+
+
+@pytest.mark.parametrize("written", [Written("main", 0, 99), Written("main", 1, 5), Written("failures", 0, 3)])
+def test_a_place_that_holds_no_whole_record_is_refused(tmp_path: Path, written: Written) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    with RunOutputs(paths) as outputs:
+        outputs.append("main", b'{"a": 1}')
+    with pytest.raises(StorageError, match="no whole record"):
+        read_record(paths, written)
