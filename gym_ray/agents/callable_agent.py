@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import dataclasses
 import inspect
 import math
@@ -64,7 +65,8 @@ class CallableAgent:
         """Hold nothing that can be freed: the threads of synchronous runs end with their function."""
 
     async def _reply(self, row: dict[str, Any], ctx: RunContext, session: ResourcesSession | None) -> dict[str, Any]:
-        result = await self._call(row, ctx)
+        # The function gets a copy: what is verified is the row as it came, whatever the function does to its own.
+        result = await self._call(copy.deepcopy(row), ctx)
         reply = self._as_reply(result, ctx.rollout_id)
         reply["reward"] = self._checked_reward(reply.get("reward"))
         if session is not None and reply["reward"] is None:

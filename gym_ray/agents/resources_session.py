@@ -5,6 +5,7 @@ The session cookie lives here and nowhere else, so two rollouts cannot share a s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from gym_ray.errors import AgentError
 __all__ = ["ResourcesSession"]
 
 _RESERVED_ROUTES = frozenset({"seed_session", "close_session", "verify", "aggregate_metrics", "health", "", ".", ".."})
+_CLOSE_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -84,8 +86,10 @@ class ResourcesSession:
     async def close(self) -> None:
         """Tell the server that the session has ended; a server that cannot be told frees it by its own bound."""
         try:
-            await self._post("close_session", {}, patient=False)
-        except AgentError as error:
+            # Bounded on its own: this runs while an attempt is being cancelled, and must not outlive that.
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._post("close_session", {}, patient=False)
+        except (AgentError, TimeoutError) as error:
             _log.debug("session at %s was not closed: %s", self._name, error)
 
     async def _post(self, route: str, body: Any, *, patient: bool = True) -> httpx.Response:

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -50,7 +51,7 @@ class _StripPrefix:
             return
         token = current_rollout_id.set(split.rollout_id)
         try:
-            await self._app({**scope, "path": split.rest, "raw_path": split.rest.encode()}, receive, send)
+            await self._app({**scope, "path": split.rest, "raw_path": quote(split.rest).encode()}, receive, send)
         finally:
             current_rollout_id.reset(token)
 
@@ -86,8 +87,11 @@ class _Routes:
             "close_session": self._close,
             "verify": self._environment.verify,
             "aggregate_metrics": self._aggregate,
-            **self._environment.tools,
         }
+        clash = sorted({*handlers, "health"} & set(self._environment.tools))
+        if clash:
+            raise ValueError(f"{type(self._environment).__name__}: a tool cannot be named {', '.join(clash)}")
+        handlers |= self._environment.tools
         posts = [
             Route(f"/{name}", self._endpoint(name, handler), methods=["POST"]) for name, handler in handlers.items()
         ]
@@ -192,6 +196,9 @@ def build_environment_app(
         environment: What is served; it must live as long as the app.
         server_name: Name of the server instance; part of the session cookie's name.
         max_body_bytes: Longer bodies are answered with 413.
+
+    Raises:
+        ValueError: A tool has the name of one of the other routes.
     """
     app = Starlette(routes=_Routes(environment, server_name, max_body_bytes).routes())
     app.add_middleware(_StripPrefix)

@@ -10,8 +10,10 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gym_ray.agents import AgentRunner, ServerUrls
-from gym_ray.errors import SettingsError
+from gym_ray.agents import AgentRunner, RunContext, ServerUrls
+from gym_ray.agents.callable_agent import CallableAgent
+from gym_ray.agents.callable_loading import load_callable
+from gym_ray.errors import AgentError, SettingsError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.settings import (
     CallableAgentOptions,
@@ -92,6 +94,17 @@ async def only_reward(row, ctx):
 
 async def nothing(row, ctx):
     return {}
+
+async def spoils_its_row(row, ctx):
+    row["uuid"] = "mine"
+    row["responses_create_params"].clear()
+    return "text"
+
+RELEASE = threading.Event()
+
+def waits_in_thread(row, ctx):
+    RELEASE.wait(30)
+    return "late"
 
 NOT_A_FUNCTION = 3
 """
@@ -356,6 +369,29 @@ async def test_callable_with_a_resources_server_is_verified(agent_file: Path) ->
     assert desk.arrivals[1].cookies == {"sid": "s0"}
 
 
+async def test_a_function_cannot_change_the_row_that_is_verified(agent_file: Path) -> None:
+    desk = ScriptedResources()
+    reply = reply_of(await run_one(from_file(agent_file, "spoils_its_row", verified=True), {"http://desk": desk}))
+    assert reply["uuid"] == "u-1"
+    assert reply["responses_create_params"] == ROW["responses_create_params"]
+
+
+async def test_threads_that_outlive_their_time_are_bounded_and_named(agent_file: Path) -> None:
+    function = load_callable(f"{agent_file}:waits_in_thread")
+    agent = CallableAgent("slow", function, max_threads=1)
+    async with in_process_client({}) as http:
+        ctx = RunContext("0-0", http, "unused", URLS)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(agent.run({}, ctx), 0.02)
+        with pytest.raises(AgentError, match="slow: 1 runs of this function are under way or never ended"):
+            await agent.run({}, ctx)
+        function.__globals__["RELEASE"].set()
+        (thread,) = agent._running_threads
+        await asyncio.to_thread(thread.join, 10)
+        await asyncio.sleep(0)  # the thread's last word is a callback on this loop
+        assert (await agent.run({}, ctx))["response"]["output"][0]["content"][0]["text"] == "late"
+
+
 async def test_own_reward_is_not_verified_again(agent_file: Path) -> None:
     desk = ScriptedResources()
     reply = reply_of(await run_one(from_file(agent_file, "only_reward", verified=True), {"http://desk": desk}))
@@ -502,3 +538,19 @@ async def test_http_agent_whose_body_is_cut_short_ran() -> None:
     failure = (await run_one(HTTP, {"http://agent": CutShort()})).failure
     assert failure is not None
     assert (failure.failure_class, failure.http_status) == ("agent_run_error", 200)
+
+
+async def test_a_resources_server_that_hangs_on_close_does_not_hold_a_cancelled_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gym_ray.agents.resources_session._CLOSE_TIMEOUT_S", 0.02)
+    desk = ScriptedResources()
+
+    async def hangs_on_close(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].endswith("/close_session"):
+            await asyncio.Event().wait()
+        await desk(scope, receive, send)
+
+    model = ScriptedModel([responses_answer(message_item("hi"))])
+    reply = reply_of(await run_one(SIMPLE, {"http://model": model, "http://desk": hangs_on_close}))
+    assert reply["reward"] == 1.0

@@ -150,6 +150,16 @@ async def test_a_path_that_is_none_of_ours_is_404(client: httpx.AsyncClient, pat
     assert (await client.post(path)).status_code == 404
 
 
+def test_a_tool_cannot_take_the_place_of_a_route() -> None:
+    class Cheat(Counter):
+        @property
+        def tools(self) -> Mapping[str, Tool]:
+            return {"verify": self._count}
+
+    with pytest.raises(ValueError, match="Cheat: a tool cannot be named verify"):
+        build_environment_app(Cheat(), "desk")
+
+
 async def test_health_answers_get(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).json() == {"status": "ok"}
     assert (await client.get("/verify")).status_code == 405
