@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gym_ray import exact_json
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.errors import CaptureError, RolloutIdError
@@ -159,3 +160,27 @@ def test_strict_and_tolerant_reads(tmp_path: Path) -> None:
     assert aggregate_model_call_metrics(store, "0-0")["num_calls"] == 1
     with pytest.raises(RolloutIdError):
         read_model_call_records(store, "../0-0")
+
+
+def test_a_lone_surrogate_anywhere_costs_no_record() -> None:
+    lone = "cut \ud83d"
+    message = {"reasoning": lone, "tool_calls": [{"id": lone, "function": {"name": lone, "arguments": lone}}]}
+    record = build_record(
+        exchange(
+            model_call_id=lone,
+            client_session_id=lone,
+            model_ref={"type": "responses_api_models", "name": lone},
+            request={"model": lone},
+            response={"id": lone, "choices": [{"message": message, "finish_reason": lone}]},
+            response_raw=lone,
+        ),
+        0,
+    )
+    assert record.reasoning_content == record.model == record.finish_reason == lone
+    assert record.tool_calls[0].arguments == {"_raw": lone}
+    assert exact_json.loads(exact_json.dumps(record.as_json())) == record.as_json()
+
+
+def test_counts_of_any_size_are_kept() -> None:
+    record = build_record(exchange(response={"usage": {"input_tokens": 2**70, "output_tokens": 1}}), 0)
+    assert record.tokens_total == 2**70 + 1

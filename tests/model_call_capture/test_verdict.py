@@ -1,14 +1,48 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
+from gym_ray import exact_json
+from gym_ray.dialects import DIALECT_BY_PATH
+from gym_ray.dialects.reassembly import reassemble
+from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.errors import EngineError, EngineTimeoutError
 from gym_ray.model_call_capture import verdict
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def recordings() -> list[Any]:
+    loaded = [(path, json.loads(path.read_text("utf-8"))) for path in sorted(RECORDINGS.glob("*/*.json"))]
+    return [
+        pytest.param(recording, id=f"{path.parent.name}-{path.stem}")
+        for path, recording in loaded
+        if recording["path"] in DIALECT_BY_PATH
+    ]
+
+
+@pytest.mark.parametrize("recording", recordings())
+def test_what_real_engines_answer(recording: dict[str, Any]) -> None:
+    dialect, body = DIALECT_BY_PATH[recording["path"]], recording["body"].encode()
+    is_sse = recording["headers"]["content-type"].startswith("text/event-stream")
+    scanner = TerminalScanner(dialect)
+    if is_sse:
+        scanner.feed(body)
+    category = verdict.final_category(
+        status=recording["status"],
+        terminal=scanner.terminal,
+        is_sse=is_sse,
+        body=body,
+        response=reassemble(dialect, body) if is_sse else exact_json.loads_object(body),
+    )
+    assert category == {200: None, 400: "client_error", 404: "not_found"}[recording["status"]]
 
 
 def final(
