@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from dataclasses import dataclass
 
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
+from gym_ray.rollouts.dispatch_budget import DispatchBudget
 from gym_ray.rollouts.ledger import (
     Cancelled,
     Dispatched,
@@ -27,6 +29,7 @@ from gym_ray.rollouts.ledger import (
     RunEnded,
     StartAttempt,
     State,
+    StopRequested,
     Withdrawn,
     WorkerLost,
 )
@@ -51,12 +54,16 @@ class CollectionSettings:
         max_resident_rollout_tasks: Attempts in hand at once, those that are being joined included; None for twice the
             runs at once.
         run_timeout_s: Time one run may take, None for no limit (D32).
+        dispatch_budget_s: Time in which runs may start, None for no limit; the rest stays unfinished work (D43).
+        drain_margin_s: Part of that time that must be left for a start; None to learn it from the runs that ended.
         join_backoff_s: Wait before the second try of a failed join; doubles with each further one.
     """
 
     num_samples_in_parallel: int | None = None
     max_resident_rollout_tasks: int | None = None
     run_timeout_s: float | None = None
+    dispatch_budget_s: float | None = None
+    drain_margin_s: float | None = None
     join_backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
@@ -64,6 +71,8 @@ class CollectionSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}: {value!r}; give a number above 0, or leave it out")
+        if self.dispatch_budget_s is not None and self.num_samples_in_parallel is None:
+            raise ValueError("dispatch_budget_s: needs num_samples_in_parallel; set both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,8 @@ class AttemptFlow:
         self._ledger, self._settings, self._slots = ledger, settings, slots
         self._runs: set[asyncio.Task[ReplyHandle | Lost]] = set()
         self._stopping = False
+        self._clock = time.monotonic
+        self._budget = DispatchBudget(settings.dispatch_budget_s, settings.drain_margin_s, self._clock)
 
     def stop(self) -> None:
         """Cancel what runs and dispatch nothing more; safe to repeat."""
@@ -124,7 +135,9 @@ class AttemptFlow:
             start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, self._settings.run_timeout_s
         )
         async with self._slots:
-            if self._stopping:
+            if not self._stopping and self._budget.spent():
+                self._ledger.handle(StopRequested())  # what runs goes on; nothing more starts
+            if self._ledger.stopped:
                 self._ledger.handle(Withdrawn(start.ordinal, start.attempt))
                 return None
             await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
@@ -157,8 +170,7 @@ class AttemptFlow:
         if self._stopping:
             return None
         self._ledger.handle(Dispatched(job.ordinal, job.attempt))
-        clock = asyncio.get_running_loop().time
-        begun = clock()
+        begun = self._clock()
         task = asyncio.ensure_future(self._port.run(job))
         self._runs.add(task)
         try:
@@ -168,7 +180,8 @@ class AttemptFlow:
             task.cancel()  # does nothing to a run that has ended
         if task.cancelled():
             return None
-        latency_ms = (clock() - begun) * 1000
+        latency_ms = (self._clock() - begun) * 1000
+        self._budget.note(latency_ms)
         error = task.exception()
         if isinstance(error, ClusterError):
             raise error

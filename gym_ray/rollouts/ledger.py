@@ -205,6 +205,11 @@ class Ledger:
         return self._attempts[ordinal]
 
     @property
+    def stopped(self) -> bool:
+        """Whether a stop was requested."""
+        return self._stopped
+
+    @property
     def finished(self) -> bool:
         """Whether nothing is left to do: every row ended, or the rest stays pending because of a stop."""
         return self.active == 0 and (self._stopped or self.count(State.PENDING) == 0)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -97,36 +97,44 @@ def _taken_by_callers(source: Path, options: RowOptions, warnings: set[str]) -> 
 
 
 class _Indices:
-    """Hands out task and rollout indices (D8, D10)."""
+    """Hands out task and rollout indices (D8, D10); arrays where there is one entry for each task or row."""
 
     def __init__(self, taken: _Taken) -> None:
         self._taken = taken
         self._next_task = 0
-        self._by_content: dict[bytes, int] = {}
-        self._repeats: dict[str, int] = {}
+        self._place_of_content: dict[bytes, int] = {}
+        self._tasks = array("q")
+        self._repeats = array("L")
+        self._repeats_of_callers: dict[str, int] = {}
         self.repeat = array("L")
 
     @property
     def task_count(self) -> int:
-        return len(self._repeats)
+        return len(self._tasks) + len(self._repeats_of_callers)
 
-    def task(self, row: InputRow) -> Any:
+    def of(self, row: InputRow) -> Iterator[tuple[Any, int]]:
+        """Yield the task and rollout index of each repeat of a row."""
         given = row.value.get("_ng_task_index")
-        if given is not None:
-            return given
-        key = _content_digest(row.content)
-        if key not in self._by_content:
+        place = self._place(row) if given is None else -1
+        for _ in range(row.repeats):
+            if given is None:
+                task, rollout = self._tasks[place], self._repeats[place]
+                self._repeats[place] += 1
+            else:
+                task, rollout = given, self._repeats_of_callers.get(str(given), 0)
+                self._repeats_of_callers[str(given)] = rollout + 1
+            self.repeat.append(rollout)
+            yield task, rollout
+
+    def _place(self, row: InputRow) -> int:
+        place = self._place_of_content.setdefault(_content_digest(row.content), len(self._tasks))
+        if place == len(self._tasks):
             while str(self._next_task) in self._taken.tasks:
                 self._next_task += 1
-            self._by_content[key] = self._next_task
+            self._tasks.append(self._next_task)
+            self._repeats.append(0)
             self._next_task += 1
-        return self._by_content[key]
-
-    def rollout(self, task: Any) -> int:
-        index = self._repeats.get(str(task), 0)
-        self._repeats[str(task)] = index + 1
-        self.repeat.append(index)
-        return index
+        return place
 
 
 def _content_digest(content: Mapping[str, Any]) -> bytes:
@@ -137,11 +145,10 @@ def _content_digest(content: Mapping[str, Any]) -> bytes:
 def _expand(source: Path, out: BinaryIO, options: RowOptions, taken: _Taken) -> _Indices:
     indices = _Indices(taken)
     for row in read_rows(source, options):
-        task = indices.task(row)
-        for _ in range(row.repeats):
+        for task, rollout in indices.of(row):
             value = dict(row.value)
             value["_ng_task_index"] = task
-            value["_ng_rollout_index"] = indices.rollout(task)
+            value["_ng_rollout_index"] = rollout
             if options.num_repeats_add_seed:
                 _add_seed(source, row.line, value)
             _check_derived_id(source, row.line, value, taken)

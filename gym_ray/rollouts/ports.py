@@ -113,6 +113,10 @@ class RolloutPort(Protocol):
 
         Agent failures are results behind the handle. Cancelling this call cancels the run, and the call ends only
         when the run has.
+
+        Raises:
+            ClusterError: No worker is left. The collection ends; what has ended is stored.
+            Exception: Anything else counts as a failure of this attempt and is recorded as one.
         """
         ...
 
@@ -123,6 +127,7 @@ class RolloutPort(Protocol):
             The outcome, or ``Lost`` when the reply behind the handle is gone.
 
         Raises:
-            Exception: The joiner died or could not store the record; the caller asks again with ``retry`` set.
+            Exception: The joiner died or could not store the record; the caller asks again with ``retry`` set. After
+                the last try the collection ends, since finished work can no longer be kept.
         """
         ...

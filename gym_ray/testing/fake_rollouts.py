@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
+from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.run_log import RunOutputs
 
@@ -50,6 +51,7 @@ class FakePort:
         outputs: Where finished records go, None to store none.
         script: What an attempt does.
         join_script: Called before a join is carried out; it may raise, or say that the reply is lost.
+        joiner: Joins in earnest; without one a small record is stored.
         capacity: Runs at once.
 
     Attributes:
@@ -63,11 +65,12 @@ class FakePort:
         script: Script = answer,
         *,
         join_script: JoinScript | None = None,
+        joiner: Joiner | None = None,
         capacity: int = 4,
         keep_events: bool = True,
     ) -> None:
         self._outputs, self._script, self._join_script, self._capacity = outputs, script, join_script, capacity
-        self._keep_events = keep_events
+        self._keep_events, self._joiner = keep_events, joiner
         self.events: list[tuple[str, str]] = []
         self.requests: list[tuple[str, JoinRequest]] = []
         self.running = 0
@@ -117,7 +120,10 @@ class FakePort:
         value = result.value if isinstance(result, ReplyHandle) else result
         if not isinstance(value, RunResult):
             raise TypeError(f"{job.rollout_id}: not a result: {value!r}")
-        outcome = self._store(job, value, request)
+        if self._joiner is not None:
+            outcome = await self._joiner.join(job, value, request)
+        else:
+            outcome = self._store(job, value, request)
         self._note("joined", job.rollout_id)
         return outcome
 

@@ -343,6 +343,33 @@ async def test_limits_hold_together(make_run: Any) -> None:
     assert port.most_running <= 2
 
 
+async def test_a_spent_budget_starts_nothing_more_and_leaves_the_rest_unfinished(make_run: Any) -> None:
+    run = make_run(30)
+    port = FakePort(run.outputs)
+    collection = run.collection(port, num_samples_in_parallel=2, dispatch_budget_s=60, drain_margin_s=61)
+    progress = await collection.run()
+    assert (progress.pending, progress.cancelled, progress.failed) == (30, 0, 0)
+    assert port.events == []
+    assert run.started() == []
+
+
+async def test_a_budget_lets_what_runs_end(make_run: Any) -> None:
+    run = make_run(30)
+    collection = None
+
+    async def spend(job: AttemptJob) -> RunResult:
+        assert collection is not None
+        collection._flow._budget._ends_at = 0.0
+        await asyncio.sleep(0)
+        return await answer(job)
+
+    collection = run.collection(FakePort(run.outputs, spend), num_samples_in_parallel=2, dispatch_budget_s=60)
+    progress = await collection.run()
+    assert progress.cancelled == 0
+    assert 1 <= progress.done == len(run.records()) <= 4
+    assert progress.pending == 30 - progress.done
+
+
 async def test_a_collection_runs_once(make_run: Any) -> None:
     run = make_run(1)
     collection = run.collection(FakePort(run.outputs))

@@ -11,18 +11,22 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from gym_ray.errors import StorageError
+from gym_ray.errors import ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.rollouts.collection import Collection, CollectionSettings
 from gym_ray.rollouts.joining import Joiner
-from gym_ray.rollouts.ports import AttemptJob, JoinRequest
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.testing.fake_rollouts import FakePort
 
 ROW = {
     "responses_create_params": {"input": "q"},
@@ -192,6 +196,59 @@ async def test_many_joins_at_once_store_whole_lines(setting: Setting) -> None:
         record = json.loads(read_record(setting.paths, outcome.written))
         calls = record["ng_model_call_capture"]["calls"]
         assert [call["model_call_id"] for call in calls] == [ids[job.rollout_id]]
+
+
+async def test_a_whole_run_keeps_every_call_of_every_attempt(tmp_path: Path, setting: Setting) -> None:
+    """Rollouts of several calls, one that fails, one whose worker dies, joins that die after they stored."""
+    rows = 12
+    source = tmp_path / "many.jsonl"
+    row = {key: value for key, value in ROW.items() if not key.startswith("_")}
+    source.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(rows)))
+    paths = RunPaths.of(tmp_path / "many-out.jsonl")
+    made: dict[str, list[str]] = {}
+    store = CaptureStore(setting.captures)
+
+    async def agent(job: AttemptJob) -> RunResult | Lost:
+        made[job.rollout_id] = [await setting.call(job.rollout_id) for _ in range(1 + job.ordinal % 3)]
+        if job.rollout_id == "4-0":
+            return Lost("worker_lost", "killed")
+        if job.rollout_id == "5-0":
+            return RunResult(None, RunFailure("agent_run_error", "E", "broke"), 1.0)
+        return REPLY
+
+    class Port(FakePort):
+        async def clear(self, rollout_ids: Any) -> None:
+            for rollout_id in rollout_ids:
+                await asyncio.to_thread(store.clear, rollout_id)
+
+        async def join(self, job: AttemptJob, result: Any, request: JoinRequest) -> Any:
+            outcome = await super().join(job, result, request)
+            if job.ordinal % 4 == 0 and not request.retry:
+                raise ClusterError("the joiner died before it could answer")
+            return outcome
+
+    with RunLock(paths) as lock:
+        begin_run(lock, source, RowOptions())
+        joiner = Joiner(paths, setting.captures, client=setting.client, quiesce_timeout_s=0.05)
+        with (
+            MaterialisedRows(paths.materialised) as opened,
+            RunOutputs(paths) as outputs,
+            LedgerLog(paths.ledger) as log,
+        ):
+            port = Port(outputs, agent, joiner=joiner)
+            collection = Collection(opened, outputs, log, port, CollectionSettings(join_backoff_s=0.001))
+            progress = await collection.run()
+        await joiner.aclose()
+    assert (progress.done, progress.failed, progress.retries) == (rows - 1, 1, 1)
+    records = [json.loads(line) for p in (paths.output, paths.failures) for line in p.read_text().splitlines()]
+    attached = {}
+    for record in records:
+        capture = record["ng_model_call_capture"]
+        assert "model_call_capture_calls_missing" not in codes(record)
+        attached[capture["rollout_id"]] = [call["model_call_id"] for call in capture["calls"]]
+    assert len(records) == len(made) == rows + 1
+    assert attached == made
+    assert collection.metrics.to_dict()["overall"]["model_calls"] == sum(map(len, made.values()))
 
 
 async def test_a_joiner_needs_a_run_that_has_begun(tmp_path: Path) -> None:
