@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CallIndex", "RecordedCall"]
+__all__ = ["CallIndex", "EndedCall", "RecordedCall"]
 
 _ENTRY = struct.Struct("<16sQQ")
+
+EndedCall = tuple[str, str, int | None, int]
+"""Call id, rollout id, and where its line lies: offset (None when there is no record) and length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +51,27 @@ class CallIndex:
             self._open[call_id] = rollout_id
             self._open_count[rollout_id] = self._open_count.get(rollout_id, 0) + 1
 
-    def record(self, call_id: str, rollout_id: str, offset: int, length: int) -> None:
-        """Note where an open call's record lies. A record at the start of the file means that it was cleared before."""
-        entry = _ENTRY.pack(bytes.fromhex(call_id), offset, length)
-        with self._lock:
-            recorded = self._recorded.get(rollout_id)
-            if recorded is None or offset == 0:
-                self._recorded[rollout_id] = bytearray(entry)
-            else:
-                recorded += entry
+    def end(self, ended: Iterable[EndedCall]) -> None:
+        """Count calls as ended: each has its record, or its rollout is marked.
 
-    def end(self, call_id: str) -> None:
-        """Count a call as ended; its record is durable, or its rollout is marked."""
+        A record at the start of its file means that the file was cleared before, and with it everything older.
+        """
         with self._lock:
-            rollout_id = self._open.pop(call_id)
-            left = self._open_count[rollout_id] - 1
-            if left:
-                self._open_count[rollout_id] = left
-            else:
-                del self._open_count[rollout_id]
+            for call_id, rollout_id, offset, length in ended:
+                del self._open[call_id]
+                left = self._open_count[rollout_id] - 1
+                if left:
+                    self._open_count[rollout_id] = left
+                else:
+                    del self._open_count[rollout_id]
+                if offset is None:
+                    continue
+                entry = _ENTRY.pack(bytes.fromhex(call_id), offset, length)
+                recorded = self._recorded.get(rollout_id)
+                if recorded is None or offset == 0:
+                    self._recorded[rollout_id] = bytearray(entry)
+                else:
+                    recorded += entry
 
     def forget(self, rollout_id: str) -> None:
         """Drop the list of a rollout's recorded calls."""

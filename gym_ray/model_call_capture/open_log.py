@@ -22,6 +22,7 @@ from gym_ray.storage.posix import make_directory, write_all
 __all__ = ["DeadLog", "OpenLog", "list_logs", "living_open_calls", "log_name", "read_open_calls", "take_dead"]
 
 _DIRECTORY = ".open"
+_MOST_WAITING_ENDS = 256
 _BEGIN, _END, _CLEARED = b"B", b"E", b"C"
 
 
@@ -57,6 +58,7 @@ class OpenLog:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._open: dict[str, bytes] = {}
+        self._ended: list[bytes] = []
         self._size = 0
         try:
             make_directory(self._calls, self.path.parent)
@@ -70,29 +72,39 @@ class OpenLog:
         Raises:
             OSError: The line could not be written.
         """
-        line = b"%s %s %s\n" % (_BEGIN, call_id.encode(), rollout_id.encode())
+        line = f"B {call_id} {rollout_id}\n".encode()
         with self._lock:
             self._open[call_id] = line
+            if self._ended:
+                line = b"".join([*self._ended, line])
+                self._ended.clear()
             self._append(line)
 
     def end(self, call_ids: Iterable[str]) -> None:
         """Note that exchanges ended: each is durable, or its rollout is marked.
 
+        The lines may wait for the next begin while other exchanges are open: a reader that misses one finds the record
+        or the mark instead.
+
         Raises:
             OSError: The lines could not be written; a reader will mark these rollouts unless it finds the records.
         """
         with self._lock:
-            ended = [call_id for call_id in call_ids if self._open.pop(call_id, None) is not None]
-            lines = [b"%s %s\n" % (_END, call_id.encode()) for call_id in ended]
-            if not lines:
-                return
-            if not self._open and self._size >= self._max_bytes // 16:
-                self._calls.truncate(self._fd, 0)
-                self._size = 0
-            elif self._size >= self._max_bytes:
-                self._rewrite()
-            else:
-                self._append(b"".join(lines))
+            for call_id in call_ids:
+                if self._open.pop(call_id, None) is not None:
+                    self._ended.append(f"E {call_id}\n".encode())
+            if self._ended and (not self._open or len(self._ended) >= _MOST_WAITING_ENDS):
+                self._write_ends()
+
+    def _write_ends(self) -> None:
+        if not self._open and self._size >= self._max_bytes // 16:
+            self._calls.truncate(self._fd, 0)
+            self._size = 0
+        elif self._size >= self._max_bytes:
+            self._rewrite()
+        else:
+            self._append(b"".join(self._ended))
+        self._ended.clear()
 
     def close(self) -> None:
         """Give up the lock; the log is removed when nothing is open, else it stays for whoever adopts it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
@@ -58,18 +59,20 @@ class CaptureCounts:
 class _Ticket:
     """One exchange on its way to its file; the commit threads' side of a waiting answer."""
 
-    __slots__ = ("acks", "error", "exchange", "file_name", "index")
+    __slots__ = ("acks", "error", "exchange", "file_name", "length", "offset")
 
-    def __init__(self, exchange: Exchange, index: CallIndex, acks: LoopAcks[_Ticket]) -> None:
-        self.exchange, self.index, self.acks = exchange, index, acks
+    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket]) -> None:
+        self.exchange, self.acks = exchange, acks
         self.file_name = capture_file_name(exchange.rollout_id)
         self.error: Exception | None = None
+        self.offset: int | None = None
+        self.length = 0
 
     def encode(self) -> bytes:
         return encode_line(build_exchange_record(self.exchange))
 
     def committed(self, offset: int, length: int) -> None:
-        self.index.record(self.exchange.call_id, self.exchange.rollout_id, offset, length)
+        self.offset, self.length = offset, length
 
     def failed(self, error: Exception) -> None:
         self.error = error
@@ -127,6 +130,8 @@ class CaptureWriter:
         self.writer_id = f"{self._label}-{secrets.token_hex(8)}"
         self._running: _Running | None = None
         self._closing = False
+        # Ids must be unique, not secret; a generator of our own saves a system call, and its thread switch, a call.
+        self._ids = random.Random(secrets.randbits(256))  # noqa: S311
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -179,7 +184,7 @@ class CaptureWriter:
         if running is None or self._closing:
             self._refuse_late(rollout_id)
             return None
-        call_id = secrets.token_hex(16)
+        call_id = f"{self._ids.getrandbits(128):032x}"
         self._index.begin(call_id, rollout_id)
         try:
             running.open_log.begin(call_id, rollout_id)
@@ -195,7 +200,7 @@ class CaptureWriter:
         The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
         """
         running = self._require_running()
-        ticket = _Ticket(exchange, self._index, self._loop_acks())
+        ticket = _Ticket(exchange, self._loop_acks())
         future = ticket.acks.expect(ticket)
         try:
             running.commits.submit(ticket)
@@ -266,31 +271,29 @@ class CaptureWriter:
             running.files.close()
 
     def _done(self, tickets: Sequence[_Ticket]) -> None:
-        """Tell everybody about outcomes, first the disk; runs on a commit thread."""
-        marks, failed = self._require_running().marks, 0
-        recorded: list[str] = []
-        for ticket in tickets:
-            exchange = ticket.exchange
-            if ticket.error is None:
-                recorded.append(exchange.call_id)
-                continue
-            failed += 1
-            path = self.store.root / ticket.file_name
-            _log.warning("%s: call %s could not be recorded: %s", path, exchange.call_id, ticket.error)
-            marks.add(exchange.rollout_id, exchange.call_id)
+        """Tell everybody about outcomes; runs on a commit thread. A failure is marked before its answer leaves."""
+        failed = [ticket for ticket in tickets if ticket.error is not None]
         if failed:
-            marks.try_all()
-        if recorded:
-            self._end_in_log(recorded)
-        with self._lock:
-            self.counts.recorded += len(recorded)
-            self.counts.failed += failed
-        for ticket in tickets:
-            self._index.end(ticket.exchange.call_id)
+            self._mark_failed(failed)
+        self._index.end(
+            [(ticket.exchange.call_id, ticket.exchange.rollout_id, ticket.offset, ticket.length) for ticket in tickets]
+        )
         for acks in {ticket.acks for ticket in tickets}:
             acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
+        with self._lock:
+            self.counts.recorded += len(tickets) - len(failed)
+            self.counts.failed += len(failed)
+        self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
         for loop, changed in list(self._quiesce_waiters):
             loop.call_soon_threadsafe(changed.set)
+
+    def _mark_failed(self, tickets: Sequence[_Ticket]) -> None:
+        marks = self._require_running().marks
+        for ticket in tickets:
+            exchange, path = ticket.exchange, self.store.root / ticket.file_name
+            _log.warning("%s: call %s could not be recorded: %s", path, exchange.call_id, ticket.error)
+            marks.add(exchange.rollout_id, exchange.call_id)
+        marks.try_all()
 
     def _timed_out(self, ticket: _Ticket) -> None:
         exchange = ticket.exchange

@@ -55,13 +55,13 @@ class FileCalls:
 
     def lock_exclusive(self, fd: int, *, wait: bool) -> bool:
         """Take the advisory lock for writing; False when another holds it and ``wait`` is false."""
-        return self._lock(fd, fcntl.LOCK_EX, wait)
+        return self._flock(fd, fcntl.LOCK_EX, wait)
 
     def lock_shared(self, fd: int, *, wait: bool) -> bool:
         """Take the advisory lock for reading; False when a writer holds it and ``wait`` is false."""
-        return self._lock(fd, fcntl.LOCK_SH, wait)
+        return self._flock(fd, fcntl.LOCK_SH, wait)
 
-    def _lock(self, fd: int, kind: int, wait: bool) -> bool:
+    def _flock(self, fd: int, kind: int, wait: bool) -> bool:
         try:
             fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
         except OSError as error:

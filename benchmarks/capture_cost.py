@@ -1,0 +1,258 @@
+"""What capture costs a model server: the same app with capture off, on, and with a bare batcher, in one run.
+
+The bare batcher is the least that durability costs here: it batches, writes and syncs the same number of bytes to the
+same number of files in parallel, and does nothing else: no parsing, no record, no locks, no open log, no index.
+
+    .venv/bin/python benchmarks/capture_cost.py            the whole run, a few minutes
+    .venv/bin/python benchmarks/capture_cost.py --quick    short and noisy, for a look
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+VARIANTS = ("off", "on", "bare")
+ROLLOUTS = 256
+RSS_ROLLOUTS = 4096
+RSS_FROM, RSS_TO = 5_000, 50_000
+REQUEST_BYTES, RESPONSE_BYTES = 7 * 1024, 1024
+
+
+def request_body() -> bytes:
+    """A chat request of 7 KiB: many short messages, as an agent's history is."""
+    messages: list[dict[str, str]] = []
+    body = {"model": "bench", "temperature": 0.7, "messages": messages}
+    while len(json.dumps(body)) < REQUEST_BYTES - 200:
+        role = "user" if len(messages) % 2 == 0 else "assistant"
+        messages.append({"role": role, "content": f"Turn {len(messages)}: " + "what do you see, and what next? " * 4})
+    messages.append({"role": "user", "content": ""})
+    messages[-1]["content"] = "x" * (REQUEST_BYTES - len(json.dumps(body)))
+    return json.dumps(body).encode()
+
+
+@dataclass
+class Round:
+    """What one load on one server gave."""
+
+    requests: int
+    duration_us: int
+    p50_us: int
+    p99_us: int
+    errors: int
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.duration_us * 1e6
+
+
+@dataclass
+class Server:
+    """A server process of one variant."""
+
+    port: int
+    process: subprocess.Popen[str]
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) / 1024
+
+
+@contextmanager
+def serve(variant: str, directory: Path) -> Iterator[Server]:
+    command = [sys.executable, str(HERE / "capture_cost_server.py"), variant, str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("PORT "):
+            raise SystemExit(f"the {variant} server did not start; its own message is above")
+        yield Server(int(line.split()[1]), process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise SystemExit(f"the {variant} server did not stop within 30 s") from None
+
+
+def load(server: Server, body: Path, *, connections: int, seconds: int, rollouts: int = ROLLOUTS) -> Round:
+    environment = os.environ | {"BENCH_BODY": str(body), "BENCH_ROLLOUTS": str(rollouts)}
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s"]
+    command += ["-s", str(HERE / "capture_cost.lua"), f"http://127.0.0.1:{server.port}"]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
+    result = Round(**json.loads(line.removeprefix("RESULT ")))
+    if result.errors:
+        raise SystemExit(f"{result.errors} requests failed; the figures would be worthless")
+    return result
+
+
+def write_and_sync_us(directory: Path, line_bytes: int, samples: int) -> float:
+    """The machine's own median for one write and fdatasync of one record, one at a time, over as many files."""
+    data, times = b"x" * (line_bytes - 1) + b"\n", []
+    files = [os.open(directory / f"sync-{i}", os.O_CREAT | os.O_APPEND | os.O_WRONLY) for i in range(ROLLOUTS)]
+    try:
+        for i in range(samples):
+            begun = time.perf_counter()
+            os.write(files[i % ROLLOUTS], data)
+            os.fdatasync(files[i % ROLLOUTS])
+            times.append(time.perf_counter() - begun)
+    finally:
+        for fd in files:
+            os.close(fd)
+    return statistics.median(times[samples // 5 :]) * 1e6
+
+
+@dataclass
+class Samples:
+    """Everything that was measured, by variant and number of connections."""
+
+    rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
+    sync_us: list[float] = field(default_factory=list)
+
+    def rates(self, variant: str, connections: int) -> list[float]:
+        """Requests a second, by round."""
+        return [result.rate for result in self.rounds[variant, connections]]
+
+    def p50s_us(self, variant: str, connections: int) -> list[float]:
+        """Median latencies, by round."""
+        return [float(result.p50_us) for result in self.rounds[variant, connections]]
+
+
+def measure_speed(scratch: Path, body: Path, repeats: int, seconds: int) -> Samples:
+    """Loads the variants in turn, so that the machine's moods meet all of them."""
+    samples, line_bytes = Samples(), REQUEST_BYTES + RESPONSE_BYTES + 400
+    for repeat in range(repeats):
+        order = VARIANTS if repeat % 2 == 0 else tuple(reversed(VARIANTS))
+        for variant in order:
+            directory = scratch / f"{variant}-{repeat}"
+            directory.mkdir()
+            with serve(variant, directory) as server:
+                load(server, body, connections=64, seconds=1)  # warm: files exist, code is hot
+                for connections in (64, 1):
+                    result = load(server, body, connections=connections, seconds=seconds)
+                    samples.rounds.setdefault((variant, connections), []).append(result)
+            if variant == "on":
+                samples.sync_us.append(write_and_sync_us(directory, line_bytes, 1000))
+            shutil.rmtree(directory)
+    return samples
+
+
+def measure_rss(scratch: Path, body: Path) -> dict[str, float]:
+    """Memory of the capturing server at its 5,000th and its 50,000th call, over 4,096 rollouts."""
+    directory = scratch / "rss"
+    directory.mkdir()
+    with serve("on", directory) as server:
+        done, at = 0, {}
+        for target in (RSS_FROM, RSS_TO):
+            while done < target:
+                left = target - done
+                done += load(
+                    server, body, connections=64, seconds=2 if left > 4000 else 1, rollouts=RSS_ROLLOUTS
+                ).requests
+            at[target] = server.rss_mib()
+    shutil.rmtree(directory)
+    return {"rss_first_mib": at[RSS_FROM], "rss_last_mib": at[RSS_TO], "rss_calls": float(done)}
+
+
+def figures_of(samples: Samples, rss: dict[str, float]) -> dict[str, float]:
+    def ratio(above: str, below: str) -> float:
+        pairs = zip(samples.rates(above, 64), samples.rates(below, 64), strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    sync_ms = statistics.median(samples.sync_us) / 1000
+    added = zip(samples.p50s_us("on", 1), samples.p50s_us("off", 1), strict=True)
+    added_ms = statistics.median(on - off for on, off in added) / 1000
+    figures = {
+        "capture_on_over_bare_batcher_64": ratio("on", "bare"),
+        "capture_on_over_off_64": ratio("on", "off"),
+        "added_p50_over_fdatasync_p50_1": added_ms / sync_ms,
+        "added_p50_ms_1": added_ms,
+        "fdatasync_p50_ms": sync_ms,
+        "added_p50_allowed_ms_1": 1.5 * sync_ms + 0.5,
+        "server_rss_growth_mib_50k": rss["rss_last_mib"] - rss["rss_first_mib"],
+    }
+    for variant in VARIANTS:
+        for connections in (64, 1):
+            figures[f"{variant}_requests_per_s_{connections}"] = statistics.median(samples.rates(variant, connections))
+            figures[f"{variant}_p50_ms_{connections}"] = statistics.median(samples.p50s_us(variant, connections)) / 1000
+    return {name: round(value, 4) for name, value in (figures | rss).items()}
+
+
+def show(figures: dict[str, float], samples: Samples) -> None:
+    print(f"{'variant':<8}{'conns':>6}{'req/s (median)':>16}{'p50 ms':>9}   every round, req/s")
+    for (variant, connections), rounds in sorted(samples.rounds.items()):
+        rate = figures[f"{variant}_requests_per_s_{connections}"]
+        p50 = figures[f"{variant}_p50_ms_{connections}"]
+        every = " ".join(f"{result.rate:.0f}" for result in rounds)
+        print(f"{variant:<8}{connections:>6}{rate:>16.0f}{p50:>9.3f}   {every}")
+    syncs = " ".join(f"{value / 1000:.3f}" for value in samples.sync_us)
+    print(f"write+fdatasync of one record, one at a time: p50 {figures['fdatasync_p50_ms']:.3f} ms ({syncs})")
+    print(
+        f"added p50 at 1 connection: {figures['added_p50_ms_1']:.3f} ms; allowed 1.5 x "
+        f"{figures['fdatasync_p50_ms']:.3f} + 0.5 = {figures['added_p50_allowed_ms_1']:.3f} ms"
+    )
+    print(f"capture on / bare batcher at 64: {figures['capture_on_over_bare_batcher_64']:.3f} (wanted: 0.6 or more)")
+    print(f"capture on / off at 64: {figures['capture_on_over_off_64']:.3f}")
+    print(
+        f"server memory: {figures['rss_first_mib']:.1f} MiB at call {RSS_FROM}, {figures['rss_last_mib']:.1f} at "
+        f"{figures['rss_calls']:.0f}, over {RSS_ROLLOUTS} rollouts: + {figures['server_rss_growth_mib_50k']:.1f} MiB "
+        "(wanted: 16 or less)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round each")
+    parser.add_argument("--directory", type=Path, help="where capture files go; its disk is what is measured")
+    options = parser.parse_args()
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is not installed; on Debian: apt-get install wrk")
+    repeats, seconds = (1, 2) if options.quick else (5, 4)
+    with tempfile.TemporaryDirectory(dir=options.directory) as scratch_name:
+        scratch = Path(scratch_name)
+        body = scratch / "body.json"
+        body.write_bytes(request_body())
+        samples = measure_speed(scratch, body, repeats, seconds)
+        rss = measure_rss(scratch, body)
+    figures = figures_of(samples, rss)
+    show(figures, samples)
+    write_results(figures, repeats, seconds)
+
+
+def write_results(figures: dict[str, float], repeats: int, seconds: int) -> None:
+    setup: dict[str, Any] = {
+        "request_bytes": REQUEST_BYTES,
+        "response_bytes": RESPONSE_BYTES,
+        "rollouts": ROLLOUTS,
+        "repeats": repeats,
+        "seconds_a_round": seconds,
+        "cpus": os.cpu_count(),
+    }
+    target = HERE / "results" / "capture_cost.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps({"name": "capture_cost", "figures": figures, "setup": setup}, indent=2) + "\n")
+    print(f"written: {target}")
+
+
+if __name__ == "__main__":
+    main()
