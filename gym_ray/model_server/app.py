@@ -122,8 +122,8 @@ class _Service:
         if self._run_token is None:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        offered = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(offered.encode("utf-8", "surrogateescape"), self._run_token):
+        offered = [request.headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        if not any(hmac.compare_digest(key.encode(), self._run_token) for key in offered):
             raise HTTPException(
                 401, "this server needs the run's token as API key (Authorization: Bearer or x-api-key)"
             )

@@ -97,6 +97,7 @@ class AppServer:
             await asyncio.wait({up, self._task}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._task.cancel()
+            await asyncio.wait({self._task})
             raise
         finally:
             up.cancel()
@@ -143,6 +144,8 @@ class AppServer:
         except Exception as exc:  # whatever ends the server becomes one typed error for its host
             raise ServerStartError(f"the server on {where} failed: {type(exc).__name__}: {exc}") from exc
         finally:
+            for bound in getattr(self._server, "servers", ()):  # left open when the server did not end in order
+                bound.close()
             listener.close()
 
 

@@ -183,8 +183,8 @@ class UpstreamEngine:
         if response.has_redirect_location:
             await body.aclose()
             raise EngineError(f"{self._where} redirects to {_shown(response)}: give the final address as base URL")
-        headers_out = answer_headers(response.headers.multi_items(), decoded=body.decoded)
-        return EngineAnswer(response.status_code, headers_out, body, body.aclose)
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers.raw]
+        return EngineAnswer(response.status_code, answer_headers(pairs, decoded=body.decoded), body, body.aclose)
 
     def _body(self, request: EngineRequest) -> bytes:
         if self._model_name is None or request.body.get("model") == self._model_name:

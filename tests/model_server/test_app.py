@@ -159,7 +159,6 @@ class TestAnswers:
 
 
 class TestBadRequests:
-    @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize(
         ("raw", "kind", "where"),
         [
@@ -172,18 +171,17 @@ class TestBadRequests:
             (b"null", "dict_type", ["body"]),
         ],
     )
-    async def test_a_body_that_is_no_object_is_a_422(
-        self, path: str, raw: bytes, kind: str, where: list[object]
-    ) -> None:
+    async def test_a_body_that_is_no_object_is_a_422(self, raw: bytes, kind: str, where: list[object]) -> None:
         engine = FakeEngine()
         async with serving(engine) as http:
-            response = await http.post(path, content=raw)
-        assert response.status_code == 422
-        [detail] = response.json()["detail"]
-        assert (detail["type"], detail["loc"]) == (kind, where)
-        assert "JSON" in message_of(response)
-        assert response.json()["error"]["type"] == "invalid_request_error"
-        assert (response.json().get("type") == "error") == (DIALECT_BY_PATH[path] == MESSAGES)
+            for path, dialect in DIALECT_BY_PATH.items():
+                response = await http.post(path, content=raw)
+                assert response.status_code == 422
+                [detail] = response.json()["detail"]
+                assert (detail["type"], detail["loc"]) == (kind, where)
+                assert "JSON" in message_of(response)
+                assert response.json()["error"]["type"] == "invalid_request_error"
+                assert (response.json().get("type") == "error") == (dialect == MESSAGES)
         assert not engine.requests
 
     @pytest.mark.parametrize("path", PATHS)
@@ -247,7 +245,14 @@ class TestBadRequests:
         assert "token-1" not in response.text
         assert not engine.requests
 
-    @pytest.mark.parametrize("headers", [{"authorization": "Bearer token-1"}, {"x-api-key": "token-1"}])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"authorization": "Bearer token-1"},
+            {"x-api-key": "token-1"},
+            {"authorization": "Bearer other", "x-api-key": "token-1"},
+        ],
+    )
     async def test_the_run_token_opens_the_server(self, headers: dict[str, str]) -> None:
         async with serving(FakeEngine(), run_token="token-1") as http:
             assert (await http.post("/v1/messages", json=BODY, headers=headers)).status_code == 200
@@ -255,7 +260,6 @@ class TestBadRequests:
 
 
 class TestEngineFailures:
-    @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize(
         ("error", "status"),
         [
@@ -264,17 +268,16 @@ class TestEngineFailures:
             (EngineTimeoutError("too slow"), 504),
         ],
     )
-    async def test_an_engine_error_has_its_status_and_the_dialects_shape(
-        self, path: str, error: EngineError, status: int
-    ) -> None:
+    async def test_an_engine_error_has_its_status_and_the_dialects_shape(self, error: EngineError, status: int) -> None:
         def fail(request: EngineRequest) -> ScriptedAnswer:
             raise error
 
         async with serving(FakeEngine(script=fail)) as http:
-            response = await http.post(path, json=BODY)
-        assert response.status_code == status
-        assert message_of(response) == error.message
-        assert (response.json().get("type") == "error") == (DIALECT_BY_PATH[path] == MESSAGES)
+            for path, dialect in DIALECT_BY_PATH.items():
+                response = await http.post(path, json=BODY)
+                assert response.status_code == status
+                assert message_of(response) == error.message
+                assert (response.json().get("type") == "error") == (dialect == MESSAGES)
 
     async def test_a_body_in_an_engine_error_passes_as_it_is(self) -> None:
         def fail(request: EngineRequest) -> ScriptedAnswer:

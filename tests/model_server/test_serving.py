@@ -59,7 +59,7 @@ async def test_a_taken_port_is_an_error_that_names_it() -> None:
             await AppServer(_app(), port=port).start()
 
 
-@pytest.mark.parametrize(("host", "port"), [("203.0.113.7", 0), ("no-such-host.invalid", 0), ("127.0.0.1", 70000)])
+@pytest.mark.parametrize(("host", "port"), [("203.0.113.7", 0), ("127.0.0.1", 70000), ("127.0.0.1", -1)])
 async def test_an_address_that_cannot_be_bound_is_an_error(host: str, port: int) -> None:
     with pytest.raises(ServerStartError, match=f"cannot listen on {host}:{port}"):
         await AppServer(_app(), host, port).start()
@@ -170,6 +170,28 @@ async def test_wait_tells_why_a_server_ended_by_itself(monkeypatch: pytest.Monke
     with pytest.raises(ServerStartError, match="out of descriptors"):
         await server.wait()
     assert not server.running
+    with socket.create_server(("127.0.0.1", server.port)):
+        pass  # the port was given back
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
+    entered = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def slow(app: Starlette):
+        entered.set()
+        await asyncio.Event().wait()
+        yield
+
+    server = AppServer(Starlette(lifespan=slow))
+    starting = asyncio.create_task(server.start())
+    await entered.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not server.running
+    with socket.create_server(("127.0.0.1", server.port)):
+        pass  # the port was given back
 
 
 def test_port_and_url_before_the_start_are_errors() -> None:

@@ -90,6 +90,10 @@ async def read(answer: EngineAnswer) -> bytes:
         await answer.aclose()
 
 
+async def ask(engine: UpstreamEngine, request: EngineRequest) -> bytes:
+    return await read(await engine.answer(request))
+
+
 async def collect(http: httpx.AsyncClient, received: list[bytes]) -> None:
     async with http.stream("POST", "/v1/responses", json={}) as response:
         async for chunk in response.aiter_raw():
@@ -212,14 +216,15 @@ class TestAnswers:
             gate.set()
             assert await response.aread() == b"data: 1\n\n"
 
-    @pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500, 503])
-    async def test_errors_pass_with_status_headers_and_body(self, status: int) -> None:
-        answer = ScriptedAnswer([b'{"error":{"message":"no"}}'], status, headers=[("retry-after", "3")])
-        async with chain(lambda request: answer) as link:
-            response = await link.http.post("/v1/responses", json={})
-        assert (response.status_code, response.content) == (status, answer.body)
-        assert response.headers["retry-after"] == "3"
-        assert len(link.upstream.requests) == 1  # nothing is sent twice
+    async def test_errors_pass_with_status_headers_and_body(self) -> None:
+        statuses = [400, 401, 403, 404, 429, 500, 503]
+        body = b'{"error":{"message":"no"}}'
+        coming = iter(statuses)
+        async with chain(lambda request: ScriptedAnswer([body], next(coming), headers=[("retry-after", "3")])) as link:
+            answers = [await link.http.post("/v1/responses", json={}) for _ in statuses]
+        assert [answer.status_code for answer in answers] == statuses
+        assert {(answer.content, answer.headers["retry-after"]) for answer in answers} == {(body, "3")}
+        assert len(link.upstream.requests) == len(statuses)  # nothing is sent twice
 
     async def test_an_answer_compressed_against_our_wish_arrives_readable(self) -> None:
         answer = ScriptedAnswer([b'data: {"a":1}\n\n'] * 50, content_type=SSE)
@@ -252,10 +257,34 @@ class TestAnswers:
 
     async def test_five_hundred_requests_share_a_bounded_pool(self) -> None:
         async with chain(limits=UpstreamLimits(max_connections=16)) as link:
-            answers = await asyncio.gather(*(link.http.post("/v1/chat/completions", json={"n": n}) for n in range(500)))
-        assert {answer.status_code for answer in answers} == {200}
+            requests = [request_of(raw=b'{"n":%d}' % number) for number in range(500)]
+            answers = await asyncio.gather(*(link.engine.answer(request) for request in requests[:16]))
+            waiting = [asyncio.create_task(ask(link.engine, request)) for request in requests[16:]]
+            assert link.upstream.most_open <= 16  # sixteen unread answers hold every place
+            bodies = await asyncio.gather(*(read(answer) for answer in answers))
+            bodies += await asyncio.gather(*waiting)
+        assert len({*bodies}) == 1
         assert sorted(json.loads(request.body)["n"] for request in link.upstream.requests) == list(range(500))
         assert link.upstream.most_open <= 16
+
+    async def test_waiting_for_a_free_connection_counts_as_time(self) -> None:
+        never = ScriptedAnswer([b"{}"], gates={0: asyncio.Event()})
+        async with chain(lambda request: never, limits=UpstreamLimits(max_connections=1, total_timeout_s=0.3)) as link:
+            first = await link.engine.answer(request_of())
+            with pytest.raises(EngineTimeoutError, match=r"within 0\.3 s"):
+                await link.engine.answer(request_of())
+            await first.aclose()
+            await first.aclose()  # gives its place back once
+            second = await link.engine.answer(request_of())
+            with pytest.raises(EngineTimeoutError):
+                await link.engine.answer(request_of())
+            await second.aclose()
+
+    async def test_header_bytes_beyond_ascii_pass(self) -> None:
+        noted = ScriptedAnswer([b"{}"], headers=[("x-note", "\u6f22".encode().decode("latin-1"))])
+        async with chain(lambda request: noted) as link:
+            response = await link.http.post("/v1/responses", json={})
+        assert dict(response.headers.raw)[b"x-note"] == "\u6f22".encode()
 
 
 class TestFailures:
@@ -300,9 +329,13 @@ class TestFailures:
                 await engine.models()
         assert caught.value.status == 503
 
-    async def test_an_unknown_host_is_a_503(self) -> None:
+    async def test_an_unknown_host_is_a_503(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unknown(*args: object, **kwargs: object) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
         async with started(UpstreamEngine("http://no-such-host.invalid/v1")) as engine:
-            with pytest.raises(EngineUnavailableError, match=r"no connection to .*no-such-host\.invalid"):
+            with pytest.raises(EngineUnavailableError, match=r"no connection to .*no-such-host\.invalid.*not known"):
                 await engine.answer(request_of())
 
     async def test_a_hanging_upstream_is_a_504(self) -> None:
@@ -382,17 +415,19 @@ class TestFailures:
 
 
 class TestReady:
-    @pytest.mark.parametrize("status", [200, 400, 404, 429])
-    async def test_any_answer_below_500_will_do(self, status: int) -> None:
-        async with chain(lambda request: ScriptedAnswer([b"{}"], status)) as link:
-            await link.engine.ready(20)
-            assert [request.path for request in link.upstream.requests] == ["/v1/models"]
+    async def test_any_answer_below_500_will_do(self) -> None:
+        coming = iter([200, 400, 404, 429])
+        async with chain(lambda request: ScriptedAnswer([b"{}"], next(coming))) as link:
+            for _ in range(4):
+                await link.engine.ready(20)
+            assert [request.path for request in link.upstream.requests] == 4 * ["/v1/models"]
 
-    @pytest.mark.parametrize("status", [401, 403])
-    async def test_a_refused_key_names_its_setting_at_once(self, status: int) -> None:
-        async with chain(lambda request: ScriptedAnswer([b"{}"], status)) as link:
-            with pytest.raises(EngineUnavailableError, match=rf"refused the key \({status} .*check policy_api_key"):
-                await link.engine.ready(600)
+    async def test_a_refused_key_names_its_setting_at_once(self) -> None:
+        coming = iter([401, 403])
+        async with chain(lambda request: ScriptedAnswer([b"{}"], next(coming))) as link:
+            for status in (401, 403):
+                with pytest.raises(EngineUnavailableError, match=rf"refused the key \({status} .*check policy_api_key"):
+                    await link.engine.ready(600)
 
     async def test_a_missing_key_names_its_setting(self) -> None:
         async with chain(lambda request: ScriptedAnswer([b"{}"], 401), api_key="", key_setting="judge_key") as link:
