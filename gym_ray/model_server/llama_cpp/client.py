@@ -21,31 +21,40 @@ __all__ = ["LlamaCppClient"]
 
 _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5.0
+_KEEP_ALIVE_S: Final = 2.0  # the server drops an idle connection after 5 s; a call must not meet one that is going
+_CONTROL_CONNECTIONS: Final = 16
 _BROKEN: Final = "the embedded model's server"
 
 
 class LlamaCppClient:
-    """A pooled, bounded HTTP client of one server.
+    """Pooled, bounded HTTP connections to one server; short calls do not wait behind generations.
 
     Args:
         base_url: Root URL of the server.
-        max_connections: Calls under way at the same time; others wait for a connection.
+        max_connections: Generations under way at the same time; others wait for a connection.
         request_timeout_s: Longest silence of the server, waiting in its line included.
     """
 
     def __init__(self, base_url: str, *, max_connections: int, request_timeout_s: float) -> None:
         self._url = base_url
         self._timeout_s = request_timeout_s
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-            timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_TIMEOUT_S),
+        self._generations = self._pool(max_connections)
+        self._control = self._pool(_CONTROL_CONNECTIONS)
+
+    def _pool(self, connections: int) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self._url,
+            limits=httpx.Limits(
+                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_ALIVE_S
+            ),
+            timeout=httpx.Timeout(self._timeout_s, connect=_CONNECT_TIMEOUT_S),
             trust_env=False,  # a proxy from the environment must never come between a server and its own engine
         )
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._http.aclose()
+        await self._generations.aclose()
+        await self._control.aclose()
 
     async def wait_healthy(self, timeout_s: float) -> None:
         """Return once the server answers.
@@ -77,7 +86,7 @@ class LlamaCppClient:
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of one completion that is not streamed."""
-        return await self._call("POST", "/completion", body)
+        return await self._call("POST", "/completion", body, self._generations)
 
     async def open_stream(self, body: Mapping[str, Any]) -> httpx.Response:
         """Start a streamed completion and return once its status is known; the caller closes the response.
@@ -86,8 +95,10 @@ class LlamaCppClient:
             EngineError: The server refused it or could not be reached.
         """
         with self._errors():
-            request = self._http.build_request("POST", "/completion", content=exact_json.dumps(body), headers=_JSON)
-            response = await self._http.send(request, stream=True)
+            request = self._generations.build_request(
+                "POST", "/completion", content=exact_json.dumps(body), headers=_JSON
+            )
+            response = await self._generations.send(request, stream=True)
             if response.status_code == httpx.codes.OK:
                 return response
             try:
@@ -108,21 +119,23 @@ class LlamaCppClient:
                 for event in scanner.feed(chunk):
                     payload = exact_json.loads_object(event.data)
                     if payload is None or "error" in payload:
-                        raise EngineError(f"{_BROKEN} failed in mid-stream: {event.data[:300]!r}", 502, event.data)
+                        raise EngineError(f"{_BROKEN} failed in mid-stream: {event.data[:300]!r}", 502)
                     yield payload
                     if payload.get("stop") is True:
                         return
         raise EngineUnavailableError(f"{_BROKEN} at {self._url} ended a stream early", 502)
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, pool: httpx.AsyncClient | None = None
+    ) -> dict[str, Any]:
         content = None if body is None else exact_json.dumps(body)
         with self._errors():
-            response = await self._http.request(method, path, content=content, headers=_JSON)
+            response = await (pool or self._control).request(method, path, content=content, headers=_JSON)
         if response.status_code != httpx.codes.OK:
             raise _refused(response)
         answer = exact_json.loads_object(response.content)
         if answer is None:
-            raise EngineError(f"{_BROKEN} answered {path} with no JSON object", 502, response.content)
+            raise EngineError(f"{_BROKEN} answered {path} with no JSON object", 502)
         return answer
 
     def _errors(self) -> _HttpErrors:
@@ -153,6 +166,6 @@ class _HttpErrors:
 
 def _refused(response: httpx.Response) -> EngineError:
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        return EngineUnavailableError(f"{_BROKEN} is loading its model", 503, response.content)
+        return EngineUnavailableError(f"{_BROKEN} is loading its model", 503)
     text = response.content[:300].decode("utf-8", "replace")
-    return EngineError(f"{_BROKEN} answered {response.status_code}: {text}", 502, response.content)
+    return EngineError(f"{_BROKEN} answered {response.status_code}: {text}", 502)

@@ -13,6 +13,8 @@ from gym_ray.model_server.llama_cpp.weights import MISSING_EXTRA
 __all__ = ["LlamaCppServer"]
 
 _QUIET: Final = -1
+_HTTP_THREADS: Final = 512
+"""Every call under way, waiting in line or not, and every idle connection holds one; too few make the server deaf."""
 
 
 class LlamaCppServer:
@@ -24,7 +26,8 @@ class LlamaCppServer:
         port: Port to listen on; 0 takes a free one.
         n_ctx: Tokens that one call may hold, prompt and answer together.
         n_parallel: Calls that run at the same time; others wait in line.
-        n_threads: Threads that compute.
+        n_threads: Threads that compute. They wait for each other at every step: on a machine that also does other
+            work, one thread fewer than its cores is several times faster than all of them.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class LlamaCppServer:
         port: int = 0,
         n_ctx: int = 4096,
         n_parallel: int = 4,
-        n_threads: int = 2,
+        n_threads: int = 1,
     ) -> None:
         self._model_path, self._host, self._port = model_path, host, port
         self._n_ctx, self._n_parallel, self._n_threads = n_ctx, n_parallel, n_threads
@@ -104,7 +107,7 @@ class LlamaCppServer:
         params.n_ctx = self._n_ctx * self._n_parallel  # llama.cpp divides its context among the parallel calls
         params.cpuparams.n_threads = self._n_threads
         params.cpuparams_batch.n_threads = self._n_threads
-        params.n_threads_http = self._n_parallel + 2  # one for each call that streams, and room for health checks
+        params.n_threads_http = _HTTP_THREADS
         params.warmup = False
         params.verbosity = _QUIET
         return params

@@ -19,7 +19,7 @@ def weights() -> Path:
 
 @pytest.fixture(scope="session")
 def model_url(weights: Path) -> Iterator[str]:
-    server = LlamaCppServer(weights, n_ctx=2048, n_parallel=2, n_threads=2)
+    server = LlamaCppServer(weights, n_ctx=2048, n_parallel=2, n_threads=1)
     try:
         yield server.start()
     finally:
