@@ -55,7 +55,7 @@ class OneAnswerEngine:
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def ready(self, timeout_s: float) -> None:  # noqa: ARG002 - the engine contract's signature
+    async def ready(self, timeout_s: float) -> None:
         """Always ready."""
 
     async def answer(self, request: EngineRequest) -> EngineAnswer:  # noqa: ARG002 - one answer for all

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import StorageError
+from gym_ray.storage.group_commit import GroupCommit
+from gym_ray.storage.line_files import LineFiles
+from gym_ray.testing.storage_faults import FaultyCalls
+
+WAIT_S = 20
+
+
+class Item:
+    def __init__(self, file_name: str, data: bytes | Exception) -> None:
+        self.file_name, self.data = file_name, data
+        self.offset, self.error = -1, None
+        self.done = threading.Event()
+
+    def encode(self) -> bytes:
+        if isinstance(self.data, Exception):
+            raise self.data
+        return self.data
+
+    def committed(self, offset: int, length: int) -> None:
+        self.offset, self.length = offset, length
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+
+
+def tell(items: Sequence[Item]) -> None:
+    for item in items:
+        item.done.set()
+
+
+Commits = GroupCommit[Item]
+
+
+@pytest.fixture
+def calls() -> FaultyCalls:
+    return FaultyCalls(only=lambda path: path.endswith("/slow"))
+
+
+@pytest.fixture
+def commits(tmp_path: Path, calls: FaultyCalls) -> Iterator[Commits]:
+    files = LineFiles(tmp_path, calls=calls)
+    group: Commits = GroupCommit(files, on_done=tell, threads=4)
+    yield group
+    if calls.sync_gate is not None:
+        calls.sync_gate.set()
+    assert group.close(WAIT_S)
+    files.close()
+
+
+def wait_for(item: Item) -> None:
+    assert item.done.wait(WAIT_S)
+
+
+def test_every_item_is_in_its_file_where_it_was_said_to_be(tmp_path: Path, commits: Commits) -> None:
+    items = [Item(f"f{number % 7}", b"line %d\n" % number) for number in range(500)]
+    for item in items:
+        commits.submit(item)
+    for item in items:
+        wait_for(item)
+        content = (tmp_path / item.file_name).read_bytes()
+        assert content[item.offset : item.offset + item.length] == item.data
+    for number in range(7):
+        lines = (tmp_path / f"f{number}").read_bytes().splitlines(keepends=True)
+        assert lines == [item.data for item in items if item.file_name == f"f{number}"]
+
+
+def test_a_hung_file_holds_up_only_its_own_lines(tmp_path: Path, commits: Commits, calls: FaultyCalls) -> None:
+    calls.sync_gate = threading.Event()
+    hung = [Item("slow", b"1\n"), Item("slow", b"2\n")]
+    commits.submit(hung[0])
+    assert calls.syncs_waiting.wait(WAIT_S)
+    commits.submit(hung[1])
+    others = [Item(f"f{number}", b"x\n") for number in range(50)]
+    for item in others:
+        commits.submit(item)
+    for item in others:
+        wait_for(item)
+    assert not hung[0].done.is_set()
+    calls.sync_gate.set()
+    for item in hung:
+        wait_for(item)
+    assert (tmp_path / "slow").read_bytes() == b"1\n2\n"
+
+
+def test_files_locked_by_others_hold_up_nothing(tmp_path: Path, commits: Commits) -> None:
+    readers = []
+    for number in range(10):  # more than there are threads
+        path = tmp_path / f"locked{number}"
+        path.write_bytes(b"")
+        readers.append(path.open("rb"))
+        fcntl.flock(readers[-1], fcntl.LOCK_SH)
+    waiting = [Item(f"locked{number}", b"w\n") for number in range(10)]
+    free = Item("free", b"f\n")
+    for item in [*waiting, free]:
+        commits.submit(item)
+    wait_for(free)
+    assert not any(item.done.is_set() for item in waiting)
+    for reader in readers:
+        reader.close()
+    for item in waiting:
+        wait_for(item)
+        assert (tmp_path / item.file_name).read_bytes() == b"w\n"
+
+
+def test_an_item_that_cannot_be_encoded_fails_alone(tmp_path: Path, commits: Commits, calls: FaultyCalls) -> None:
+    calls.sync_gate = threading.Event()
+    first = Item("slow", b"first\n")
+    commits.submit(first)
+    assert calls.syncs_waiting.wait(WAIT_S)
+    bad, good = Item("slow", ValueError("no form")), Item("slow", b"good\n")
+    commits.submit(bad)
+    commits.submit(good)
+    calls.sync_gate.set()
+    wait_for(bad)
+    wait_for(good)
+    assert isinstance(bad.error, ValueError)
+    assert good.error is None
+    assert (tmp_path / "slow").read_bytes() == b"first\ngood\n"
+
+
+def test_a_write_error_reaches_every_item_and_nobody_else(tmp_path: Path, commits: Commits, calls: FaultyCalls) -> None:
+    calls.write_error = OSError(errno.ENOSPC, "full")
+    bad, good = Item("slow", b"1\n"), Item("other", b"2\n")
+    commits.submit(bad)
+    commits.submit(good)
+    wait_for(bad)
+    wait_for(good)
+    assert isinstance(bad.error, OSError)
+    assert good.error is None
+    calls.write_error = None
+    again = Item("slow", b"3\n")
+    commits.submit(again)
+    wait_for(again)
+    assert (tmp_path / "slow").read_bytes() == b"3\n"
+
+
+def test_closed_means_closed(tmp_path: Path) -> None:
+    commits: Commits = GroupCommit(LineFiles(tmp_path), on_done=tell, threads=2)
+    item = Item("f", b"x\n")
+    commits.submit(item)
+    assert commits.close(WAIT_S)
+    assert item.done.is_set()
+    with pytest.raises(StorageError, match="closed"):
+        commits.submit(Item("f", b"y\n"))
+
+
+def test_close_says_when_something_is_left(tmp_path: Path, calls: FaultyCalls) -> None:
+    calls.sync_gate = threading.Event()
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=2)
+    item = Item("slow", b"x\n")
+    commits.submit(item)
+    assert calls.syncs_waiting.wait(WAIT_S)
+    assert not commits.close(0.01)
+    calls.sync_gate.set()
+    wait_for(item)
+
+
+def test_a_listener_that_raises_costs_no_later_file(tmp_path: Path) -> None:
+    def on_done(items: Sequence[Item]) -> None:
+        tell(items)
+        raise RuntimeError("listener")
+
+    commits: Commits = GroupCommit(LineFiles(tmp_path), on_done=on_done, threads=1)
+    make: Callable[[], Item] = lambda: Item("f", b"x\n")  # noqa: E731
+    for item in (make(), make(), make()):
+        commits.submit(item)
+        wait_for(item)
+    assert commits.close(WAIT_S)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
+from gym_ray.storage.posix import PosixStore
+from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
+
+
+def test_publish_replaces_and_reads_back(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "a" / "b")
+    store.publish("x/y.json", b"one")
+    store.publish("x/y.json", b"two")
+    assert store.read("x/y.json") == b"two"
+    assert store.list() == ["x/y.json"]
+    assert os.listdir(tmp_path / "a" / "b" / "x") == ["y.json"]
+
+
+def test_exactly_one_create_wins(tmp_path: Path) -> None:
+    store, barrier = PosixStore(tmp_path), threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        barrier.wait()
+        try:
+            store.create("name", b"%d" % number)
+        except StorageExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(8)))
+    assert won.count(True) == 1
+    assert store.read("name") == b"%d" % won.index(True)
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_missing_names(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path / "absent")
+    assert store.list() == []
+    with pytest.raises(StorageMissingError, match="x"):
+        store.read("x")
+    store.delete("x")
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", ".hidden", "a/.b"])
+def test_names_that_leave_the_store_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StorageError, match="cannot be a name"):
+        PosixStore(tmp_path).publish(name, b"")
+
+
+def test_list_by_prefix(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    for name in ("p/1", "p/2", "q/1"):
+        store.publish(name, b"")
+    assert store.list("p/") == ["p/1", "p/2"]
+    assert store.list("q") == ["q/1"]
+    store.delete("p/1")
+    assert store.list("p/") == ["p/2"]
+
+
+def test_mode(tmp_path: Path) -> None:
+    PosixStore(tmp_path, mode=0o600).publish("secret", b"")
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_failed_publish_leaves_the_old_value_and_no_litter(tmp_path: Path) -> None:
+    calls = FaultyCalls(only=lambda path: True)
+    store = PosixStore(tmp_path, calls=calls)
+    store.publish("x", b"old")
+    calls.write_error, calls.bytes_before_error = OSError(errno.ENOSPC, "full"), 2
+    with pytest.raises(StorageError, match="full"):
+        store.publish("x", b"newer")
+    assert store.read("x") == b"old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_published_and_created_values_outlive_a_power_cut(tmp_path: Path) -> None:
+    calls = ForgetfulCalls()
+    store = PosixStore(tmp_path, calls=calls)
+    store.publish("x", b"1")
+    store.create("y", b"2")
+    store.delete("x")
+    assert calls.after_power_cut(tmp_path) == {"y": b"2"}
