@@ -175,9 +175,12 @@ class AttemptFlow:
         self._runs.add(task)
         try:
             await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
         finally:
             self._runs.discard(task)
-            task.cancel()  # does nothing to a run that has ended
         if task.cancelled():
             return None
         latency_ms = (self._clock() - begun) * 1000

@@ -90,7 +90,6 @@ class Collection:
         )
         self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._residents)
         self._idle = asyncio.Condition()
-        self._unheard = False
         self._fatal: Exception | None = None
         self._begun = False
 
@@ -155,8 +154,8 @@ class Collection:
     async def _drain(self, residents: list[asyncio.Task[None]], end: asyncio.Task[None]) -> None:
         if not all(task.done() for task in residents):
             self.stop()
-        self._unheard = True
-        while not self._queue.empty():  # frees every resident that waits for the listener: each needs one place
+        # Nobody listens any more: each resident has at most one attempt left to tell of, and the queue a place for it.
+        while not self._queue.empty():
             self._queue.get_nowait()
         for result in await asyncio.gather(*residents, return_exceptions=True):
             if isinstance(result, Exception) and self._fatal is None:
@@ -174,8 +173,7 @@ class Collection:
                 continue
             if finished is not None:
                 self.metrics.add(finished.summary, stored=finished.written is not None, retried=finished.retried)
-                if not self._unheard:
-                    await self._queue.put(finished)
+                await self._queue.put(finished)
 
     async def _next(self) -> StartAttempt | None:
         async with self._idle:

@@ -13,7 +13,9 @@ import pytest
 
 from gym_ray.errors import ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.rollouts.attempt_flow import AttemptFlow
 from gym_ray.rollouts.collection import Collection, CollectionSettings
+from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt
 from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, read_frames, rollout_digest
 from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
@@ -312,6 +314,21 @@ async def test_a_cancelled_consumer_leaves_nothing_behind(make_run: Any) -> None
     assert port.running == 0
     assert len(run.records()) == 3
     assert asyncio.all_tasks() < before
+
+
+async def test_an_attempt_that_is_abandoned_takes_its_run_with_it(make_run: Any) -> None:
+    run = make_run(1)
+    port = FakePort(run.outputs, hang)
+    ledger = Ledger(1)
+    flow = AttemptFlow(run.rows, run.outputs, run.log, port, ledger, CollectionSettings(), asyncio.Semaphore(1))
+    (start,) = ledger.handle(SlotFree())
+    assert isinstance(start, StartAttempt)
+    task = asyncio.create_task(flow.follow(start))
+    await until(lambda: port.running == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert port.times("cancelled") == {"0-0": 1}
 
 
 async def test_a_listener_that_does_not_keep_up_slows_dispatch(make_run: Any) -> None:
