@@ -8,24 +8,21 @@ that leaves this module holds the key.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, SettingsError
+from gym_ray.model_server.connections import Connections, Place
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import answer_headers
 
 __all__ = ["UpstreamEngine", "UpstreamLimits"]
-
-_CONNECT_RETRIES = 2
-_IDLE_CONNECTION_S = 3.0
-"""Shorter than the idle time of common servers, so that none is closed under a request."""
 
 _DECODED = frozenset({"gzip", "x-gzip", "deflate"})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -50,7 +47,7 @@ class UpstreamLimits:
 
 
 class UpstreamEngine:
-    """Implements ``Engine`` over one pooled HTTP client.
+    """Implements ``Engine`` over pooled HTTP connections.
 
     Args:
         base_url: URL that ends in the API's version, such as ``https://host/v1``.
@@ -80,8 +77,7 @@ class UpstreamEngine:
         self._dialects = frozenset(dialects)
         self._limits = limits or UpstreamLimits()
         self._key_setting = key_setting
-        self._slots = asyncio.Semaphore(self._limits.max_connections)
-        self._open_client: httpx.AsyncClient | None = None
+        self._opened: Connections | None = None
 
     @property
     def dialects(self) -> frozenset[str]:
@@ -89,20 +85,10 @@ class UpstreamEngine:
         return self._dialects
 
     async def start(self) -> None:
-        """Open the connection pool; no request is made."""
+        """Open the connection pools; no request is made."""
         limits = self._limits
-        pool = httpx.Limits(
-            max_connections=limits.max_connections,
-            max_keepalive_connections=limits.max_connections,
-            keepalive_expiry=_IDLE_CONNECTION_S,
-        )
-        self._open_client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(limits=pool, retries=_CONNECT_RETRIES, trust_env=False),
-            timeout=httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s, pool=None),
-            headers={"accept-encoding": "identity"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one rollout's cookie is not another's
-            trust_env=False,
-        )
+        timeout = httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s, pool=None)
+        self._opened = Connections(limits.max_connections, timeout)
 
     async def ready(self, timeout_s: float) -> None:
         """Return once ``GET …/models`` is answered by anything but a server error.
@@ -112,10 +98,11 @@ class UpstreamEngine:
         """
         deadline = _now() + timeout_s
         pause_s = _FIRST_PAUSE_S
+        probe = self._connections.probe
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    response = await self._client.get(f"{self._base_url}/models", headers=self._credentials(CHAT))
+                    response = await probe.get(f"{self._base_url}/models", headers=self._credentials(CHAT))
                 cause = f"it answered {_status_text(response.status_code)}"
             except TimeoutError:
                 raise EngineUnavailableError(self._not_ready(timeout_s, "no answer to GET /models")) from None
@@ -153,33 +140,26 @@ class UpstreamEngine:
 
     async def aclose(self) -> None:
         """Close the pool; idempotent."""
-        client, self._open_client = self._open_client, None
-        if client is not None:
-            await client.aclose()
+        connections, self._opened = self._opened, None
+        if connections is not None:
+            await connections.aclose()
 
     @property
-    def _client(self) -> httpx.AsyncClient:
-        if self._open_client is None:
+    def _connections(self) -> Connections:
+        if self._opened is None:
             raise EngineUnavailableError(f"the client of {self._where} is not started")
-        return self._open_client
+        return self._opened
 
     async def _exchange(self, method: str, url: str, headers: dict[str, str], content: bytes | None) -> EngineAnswer:
         deadline = _now() + self._limits.total_timeout_s
-        client = self._client
-        slot = _Slot(self._slots)
+        raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         try:
             async with asyncio.timeout_at(deadline):
-                await slot.take()
-                raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-                request = client.build_request(method, url, headers=raw_headers, content=content)
-                response = await client.send(request, stream=True)
+                place = await self._connections.take()
+                response = await _send(place, method, url, raw_headers, content)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as exc:
-            slot.give_back()
             raise self._translate(exc) from exc
-        except BaseException:
-            slot.give_back()
-            raise
-        body = _Body(self, response, slot, deadline)
+        body = _Body(self, response, place, deadline)
         if response.has_redirect_location:
             await body.aclose()
             raise EngineError(f"{self._where} redirects to {_shown(response)}: give the final address as base URL")
@@ -216,7 +196,7 @@ class UpstreamEngine:
             case httpx.ConnectTimeout():
                 return EngineUnavailableError(f"no connection to {where} within {limits.connect_timeout_s:g} s")
             case httpx.ConnectError():
-                return EngineUnavailableError(f"no connection to {where}: {exc}")
+                return EngineUnavailableError(f"no connection to {where}: {_reason(exc)}")
             case httpx.TimeoutException():
                 return EngineTimeoutError(f"nothing came from {where} for {limits.read_timeout_s:g} s")
             case TimeoutError():
@@ -229,30 +209,13 @@ class UpstreamEngine:
                 return EngineError(f"the connection to {where} broke ({type(exc).__name__})")
 
 
-class _Slot:
-    """One of the engine's bounded places; waiting here is cheaper than in the pool, which scans its whole queue."""
-
-    def __init__(self, slots: asyncio.Semaphore) -> None:
-        self._slots = slots
-        self._taken = False
-
-    async def take(self) -> None:
-        await self._slots.acquire()
-        self._taken = True
-
-    def give_back(self) -> None:
-        if self._taken:
-            self._taken = False
-            self._slots.release()
-
-
 class _Body:
     """The chunks of one answer, with its deadline; failures are the engine's own."""
 
-    def __init__(self, engine: UpstreamEngine, response: httpx.Response, slot: _Slot, deadline: float) -> None:
+    def __init__(self, engine: UpstreamEngine, response: httpx.Response, place: Place, deadline: float) -> None:
         self._engine = engine
         self._response = response
-        self._slot = slot
+        self._place = place
         self._deadline = deadline
         self.decoded = response.headers.get("content-encoding", "").strip().lower() in _DECODED
         self._chunks = response.aiter_bytes() if self.decoded else response.aiter_raw()
@@ -271,7 +234,18 @@ class _Body:
         try:
             await self._response.aclose()
         finally:
-            self._slot.give_back()
+            self._place.give_back()
+
+
+async def _send(
+    place: Place, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
+) -> httpx.Response:
+    try:
+        request = place.client.build_request(method, url, headers=headers, content=content)
+        return await place.client.send(request, stream=True)
+    except BaseException:
+        place.give_back()
+        raise
 
 
 def _shown(response: httpx.Response) -> str:
@@ -280,6 +254,16 @@ def _shown(response: httpx.Response) -> str:
     except httpx.InvalidURL:
         return "an address that is no URL"
     return str(target.copy_with(userinfo=b"", query=None))
+
+
+def _reason(exc: BaseException) -> str:
+    """Return the operating system's own words for a failed connection; the client's text does not have them."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)  # below 0: a name's error
+        cause = cause.__cause__ or cause.__context__
+    return str(exc)
 
 
 def _sendable_key(api_key: str | None, key_setting: str) -> str | None:

@@ -323,7 +323,7 @@ class TestFailures:
     async def test_a_refused_connection_is_a_503(self) -> None:
         port = closed_port()
         async with started(UpstreamEngine(f"http://127.0.0.1:{port}/v1", api_key=KEY)) as engine:
-            with pytest.raises(EngineUnavailableError, match=f"no connection to the upstream at .*:{port}") as caught:
+            with pytest.raises(EngineUnavailableError, match=f":{port}/v1: Connection refused") as caught:
                 await engine.answer(request_of())
             with pytest.raises(EngineUnavailableError, match=f":{port}"):
                 await engine.models()
@@ -433,6 +433,14 @@ class TestReady:
         async with chain(lambda request: ScriptedAnswer([b"{}"], 401), api_key="", key_setting="judge_key") as link:
             with pytest.raises(EngineUnavailableError, match=r"wants a key, and none is set .*check judge_key"):
                 await link.engine.ready(600)
+
+    async def test_an_upstream_whose_places_are_all_taken_is_ready(self) -> None:
+        never = ScriptedAnswer([b"{}"], gates={0: asyncio.Event()})
+        answers = {"GET": ScriptedAnswer([b"{}"]), "POST": never}
+        async with chain(lambda request: answers[request.method], limits=UpstreamLimits(max_connections=1)) as link:
+            busy = await link.engine.answer(request_of())
+            await link.engine.ready(20)
+            await busy.aclose()
 
     async def test_it_waits_through_server_errors(self) -> None:
         statuses = iter([503, 500, 200])
