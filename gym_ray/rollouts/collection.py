@@ -180,11 +180,13 @@ class Collection:
             while True:
                 for instruction in self._ledger.handle(SlotFree()):
                     if isinstance(instruction, StartAttempt):
+                        if self._ledger.waiting:
+                            self._idle.notify()  # one wakes the next, so that waiting tries find everybody awake
                         return instruction
                 if self._ledger.finished:
                     self._idle.notify_all()
                     return None
-                # An attempt in flight may yet become a retry. Its own resident takes that; the others wait for the end.
+                # An attempt in flight may yet become a retry, or a retry waits until it may run.
                 await self._idle.wait()
 
     def _end_with(self, error: Exception, start: StartAttempt) -> None:

@@ -1,6 +1,8 @@
 """The state machine of attempts: events in, instructions out, no clock, no files, no processes (D33, D45, D162).
 
-Its owner feeds it what happened and does what it says. It is the only place that decides whether a row runs again.
+Its owner feeds it what happened and does what it says. It is the only place that decides whether a row runs again: after
+the death of a process, as a new attempt, at most three in all; a row under which two workers died, the last time as the
+only one that had seen a worker die, is quarantined. Everything else that failed is a result and stays one in this run.
 Touch its state through :meth:`Ledger.handle` alone. Each row costs four bytes.
 
 ::
@@ -58,6 +60,7 @@ class State(IntEnum):
     UNRECORDED = 8
 
 
+_IN_FLIGHT = frozenset({State.STARTING, State.RUNNING})
 ENDED = frozenset({State.DONE, State.FAILED, State.UNSTORED, State.CANCELLED, State.UNRECORDED})
 
 
@@ -186,6 +189,9 @@ class Ledger:
         self._counts[State.PENDING] = rows
         self._next = 0
         self._retries: deque[int] = deque()
+        self._last_tries: deque[int] = deque()
+        self._suspects = 0  # rows in flight whose worker has died under them before
+        self._alone = -1  # the row in flight that is the only suspect, so that another death speaks against it
         self._stopped = False
         self.retries = 0
 
@@ -203,6 +209,11 @@ class Ledger:
     def attempt(self, ordinal: int) -> int:
         """Return the attempt that a row is in or will start next."""
         return self._attempts[ordinal]
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for another try."""
+        return len(self._retries) + len(self._last_tries)
 
     @property
     def stopped(self) -> bool:
@@ -233,9 +244,10 @@ class Ledger:
                 return []
             case Joined():
                 return [self._joined(event)]
-            case WorkerLost():
+            case WorkerLost(ordinal):
+                alone = ordinal == self._alone
                 self._move(event, State.RUNNING, State.JOINING)
-                return [self._join_loss(event)]
+                return [self._join_loss(event, alone=alone)]
             case ReplyLost():
                 self._move(event, State.JOINING, State.JOINING)
                 return [self._join_loss(event)]
@@ -266,22 +278,41 @@ class Ledger:
     def _start(self) -> list[Instruction]:
         if self._stopped:
             return []
-        if self._retries:
-            ordinal = self._retries.popleft()
-        elif self._next < len(self._states):
+        ordinal = self._next_retry()
+        if ordinal is None:
+            if self._next == len(self._states):
+                return []
             ordinal = self._next
             self._next += 1
-        else:
-            return []
         self._set(ordinal, State.STARTING)
         return [StartAttempt(ordinal, self._attempts[ordinal])]
 
-    def _join_loss(self, event: WorkerLost | ReplyLost) -> Join:
+    def _next_retry(self) -> int | None:
+        """Pick the retry that may start now.
+
+        A dead worker takes all its rows with it, and which of them killed it is unknown. So they are tried again side
+        by side, and those that die once more one after the other: only that can tell the guilty row from the rest.
+        """
+        if self._alone >= 0:
+            return None
+        if self._last_tries:
+            if self._suspects:
+                return None
+            self._alone = self._last_tries.popleft()
+            return self._alone
+        if not self._retries:
+            return None
+        ordinal = self._retries.popleft()
+        if self._worker_deaths[ordinal] and not self._suspects and not self._retries:
+            self._alone = ordinal
+        return ordinal
+
+    def _join_loss(self, event: WorkerLost | ReplyLost, *, alone: bool = False) -> Join:
         ordinal = event.ordinal
         # A node takes innocent rows with it; only the death of a worker speaks against the row that it ran.
         if isinstance(event, WorkerLost) and event.failure_class == "worker_lost":
             self._worker_deaths[ordinal] += 1
-        quarantined = self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
+        quarantined = alone and self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
         self._retryable[ordinal] = not quarantined and event.attempt + 1 < MAX_ATTEMPTS
         return Join(ordinal, event.attempt, terminal=quarantined)
 
@@ -294,7 +325,8 @@ class Ledger:
         self._retryable[ordinal] = 0
         if retry:
             self._attempts[ordinal] += 1
-            self._retries.append(ordinal)
+            twice = self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
+            (self._last_tries if twice else self._retries).append(ordinal)
             self.retries += 1
         return Finish(ordinal, event.attempt, state, retried=retry)
 
@@ -310,6 +342,11 @@ class Ledger:
         self._set(event.ordinal, after)
 
     def _set(self, ordinal: int, state: State) -> None:
-        self._counts[self._states[ordinal]] -= 1
+        before = self._states[ordinal]
+        self._counts[before] -= 1
         self._counts[state] += 1
         self._states[ordinal] = state
+        if self._worker_deaths[ordinal]:
+            self._suspects += (state in _IN_FLIGHT) - (before in _IN_FLIGHT)
+        if ordinal == self._alone and state not in _IN_FLIGHT:
+            self._alone = -1

@@ -181,6 +181,34 @@ async def test_a_row_that_kills_workers_is_quarantined(make_run: Any) -> None:
     assert progress.failed == 1
 
 
+@pytest.mark.parametrize("lanes", [1, 4, 9])
+async def test_a_row_that_kills_its_worker_does_not_take_its_neighbours_down_for_good(
+    make_run: Any, lanes: int
+) -> None:
+    run = make_run(30)
+    deaths: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def one_worker(job: AttemptJob) -> RunResult | Lost:
+        """Everything that runs dies when row 7 has run for a moment; the worker comes back each time."""
+        nonlocal deaths
+        death = deaths
+        if job.ordinal == 7:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            deaths = asyncio.get_running_loop().create_future()
+            death.set_result(None)
+        else:
+            await asyncio.wait([death], timeout=0.002)
+        return Lost("worker_lost", "killed") if death.done() else await answer(job)
+
+    port = FakePort(run.outputs, one_worker, capacity=lanes)
+    progress = await run.collection(port, max_resident_rollout_tasks=lanes).run()
+    assert (progress.done, progress.failed) == (29, 1)
+    terminal = [key for key, record in run.records().items() if record.get("_ng_failure_terminal")]
+    assert [key.split("-")[0] for key in terminal] == ["7"]
+    assert set(port.times("run").values()) == {1}
+
+
 async def test_a_join_that_dies_is_asked_again_and_stores_one_record(make_run: Any) -> None:
     run = make_run(3)
     tries: dict[str, int] = {}

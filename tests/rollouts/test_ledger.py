@@ -75,6 +75,41 @@ def test_a_row_that_kills_two_workers_is_quarantined() -> None:
     assert ledger.state(0) is State.FAILED
 
 
+def test_rows_that_die_together_are_not_quarantined_for_it_and_at_last_run_one_by_one() -> None:
+    ledger = Ledger(3)
+    for attempt in range(MAX_WORKER_DEATHS):
+        begun = [start(ledger) for _ in range(3)]
+        assert [b.attempt for b in begun] == [attempt] * 3
+        for b in begun:
+            ledger.handle(Dispatched(b.ordinal, b.attempt))
+        for b in begun:
+            assert ledger.handle(WorkerLost(b.ordinal, b.attempt, "worker_lost")) == [Join(b.ordinal, b.attempt)]
+        for b in begun:
+            ledger.handle(Joined(b.ordinal, b.attempt, "failures"))
+    assert start(ledger) == StartAttempt(0, 2)
+    assert ledger.handle(SlotFree()) == [], "the last tries run one after the other"
+    ledger.handle(Dispatched(0, 2))
+    assert ledger.handle(WorkerLost(0, 2, "worker_lost")) == [Join(0, 2, terminal=True)]
+    assert start(ledger) == StartAttempt(1, 2)
+    ledger.handle(Dispatched(1, 2))
+    ledger.handle(RunEnded(1, 2))
+    assert start(ledger) == StartAttempt(2, 2)
+
+
+def test_fresh_rows_run_beside_a_row_that_must_be_the_only_suspect() -> None:
+    ledger = Ledger(2)
+    lose(ledger)
+    assert start(ledger) == StartAttempt(0, 1)
+    assert start(ledger) == StartAttempt(1, 0)
+    ledger.handle(Dispatched(1, 0))
+    ledger.handle(WorkerLost(1, 0, "worker_lost"))
+    ledger.handle(Joined(1, 0, "failures"))
+    assert ledger.handle(SlotFree()) == []
+    ledger.handle(Dispatched(0, 1))
+    assert ledger.handle(WorkerLost(0, 1, "worker_lost")) == [Join(0, 1, terminal=True)]
+    assert start(ledger) == StartAttempt(1, 1)
+
+
 def test_a_reply_that_is_lost_before_its_join_is_tried_again() -> None:
     ledger = Ledger(1)
     start(ledger)
@@ -172,6 +207,14 @@ class Model(RuleBasedStateMachine):
             assert not self.stopped
             self.started.add(key)
             self.starting.add(key)
+
+    @precondition(lambda self: not self.stopped and not (self.starting | self.running | self.joining))
+    @rule()
+    def something_can_start_when_nothing_is_in_flight(self) -> None:
+        if self.ledger.count(State.PENDING):
+            before = len(self.starting)
+            self.slot_free()
+            assert len(self.starting) == before + 1
 
     @rule()
     def stop(self) -> None:
