@@ -15,7 +15,7 @@ import httpx
 
 from gym_ray import exact_json
 from gym_ray.dialects.sse import EventScanner
-from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError
+from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, UnsupportedRequestError
 
 __all__ = ["LlamaCppClient"]
 
@@ -168,4 +168,6 @@ def _refused(response: httpx.Response) -> EngineError:
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         return EngineUnavailableError(f"{_BROKEN} is loading its model", 503)
     text = response.content[:300].decode("utf-8", "replace")
+    if response.status_code == httpx.codes.BAD_REQUEST and b"grammar" in response.content:
+        return UnsupportedRequestError(f"the schema of a tool or of the response format has no grammar: {text}")
     return EngineError(f"{_BROKEN} answered {response.status_code}: {text}", 502)

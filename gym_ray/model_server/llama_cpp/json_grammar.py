@@ -32,7 +32,7 @@ _BASE_RULES: Final = {
     "json-array": f'"[]" | "[" json-value (", " json-value){{0,{MAX_ITEMS}}} "]"',
 }
 _TYPES: Final = ("string", "integer", "number", "boolean", "null", "object", "array")
-_IGNORABLE_UNIONS: Final = ("anyOf", "oneOf")
+_UNIONS: Final = ("anyOf", "oneOf")
 
 
 def quoted(text: str) -> str:
@@ -103,7 +103,7 @@ class _SchemaRules:
             if not isinstance(values, list) or not values:
                 raise UnsupportedRequestError(f"{path}.enum: should be a list of at least one value", 422)
             return " | ".join(_literal(value, f"{path}.enum") for value in values)
-        for union in _IGNORABLE_UNIONS:
+        for union in _UNIONS:
             if union in schema:
                 return self._union(schema[union], name, f"{path}.{union}", depth)
         kind = schema.get("type", "object" if "properties" in schema else None)
@@ -147,6 +147,8 @@ class _SchemaRules:
         if not isinstance(properties, Mapping):
             raise UnsupportedRequestError(f"{path}.properties: should be an object", 422)
         required = schema.get("required") or []
+        if not isinstance(required, list):
+            raise UnsupportedRequestError(f"{path}.required: should be a list of names", 422)
         pairs = []
         for index, (key, value) in enumerate(properties.items()):
             place = f"{path}.properties.{key}"

@@ -6,6 +6,7 @@ import json
 import secrets
 from typing import Final
 
+from gym_ray import exact_json
 from gym_ray.dialects.neutral import GenerationEvent, TextDelta, ToolCall
 from gym_ray.model_server.llama_cpp.template import CALL_CLOSE, CALL_NAME, CALL_OPEN
 
@@ -59,6 +60,11 @@ class TurnParser:
         name, found, arguments = turn[len(CALL_NAME) :].partition(CALL_OPEN)
         if not found or not turn.endswith(CALL_CLOSE):
             return []
-        call = ToolCall(f"call_{secrets.token_hex(12)}", json.loads(name), arguments.removesuffix(CALL_CLOSE))
+        arguments = arguments.removesuffix(CALL_CLOSE)
+        try:
+            exact_json.loads(arguments.encode())
+        except ValueError:
+            return []  # the closing text stood inside a string, where the call was cut off
+        call = ToolCall(f"call_{secrets.token_hex(12)}", json.loads(name), arguments)
         self.tool_calls = (call,)
         return [call]
