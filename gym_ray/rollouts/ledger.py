@@ -1,8 +1,8 @@
 """The state machine of attempts: events in, instructions out, no clock, no files, no processes (D33, D45, D162).
 
-Its owner feeds it what happened and does what it says. It is the only place that decides whether a row runs again: after
-the death of a process, as a new attempt, at most three in all; a row under which two workers died, the last time as the
-only one that had seen a worker die, is quarantined. Everything else that failed is a result and stays one in this run.
+Its owner feeds it what happened and does what it says. It alone decides whether a row runs again: after the death of a
+process, as a new attempt, at most three in all. A row under which two workers died, the last time as the only one that
+had seen a worker die, is quarantined. Everything else that failed is a result and stays one in this run.
 Touch its state through :meth:`Ledger.handle` alone. Each row costs four bytes.
 
 ::
