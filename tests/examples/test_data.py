@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -36,6 +37,10 @@ def test_there_are_enough_rows_and_no_two_are_the_same() -> None:
         assert all("agent_ref" not in row for row in group)
 
 
+def test_both_boxed_modes_are_used() -> None:
+    assert {row["grading_mode"] for row in MCQA} == {"strict_single_letter_boxed", "lenient_boxed"}
+
+
 def test_no_letter_can_be_guessed() -> None:
     letters = Counter(row["expected_answer"] for row in MCQA)
     assert set(letters) == set("ABCD")
@@ -61,15 +66,21 @@ async def test_a_question_is_scored(row: dict[str, Any]) -> None:
     assert all(f"{letter}: {text}" in question for letter, text in options.items())
     assert len(set(options.values())) == len(options) == 4
     for letter in options:
-        reward = (await graded(row, f"\\boxed{{{letter}}}"))["reward"]
-        assert reward == (1.0 if letter == row["expected_answer"] else 0.0)
+        reward = 1.0 if letter == row["expected_answer"] else 0.0
+        assert (await graded(row, f"\\boxed{{{letter}}}"))["reward"] == reward
+        if row["grading_mode"] == "lenient_boxed":
+            assert (await graded(row, f"\\boxed{{{options[letter]}}}"))["reward"] == reward
 
 
 @pytest.mark.parametrize("row", MCQA, ids=lambda row: row["uuid"])
 async def test_the_worked_answers_of_a_question_are_in_the_form_that_is_scored(row: dict[str, Any]) -> None:
-    worked = [item["content"] for item in row["responses_create_params"]["input"] if item["role"] == "assistant"]
+    items = row["responses_create_params"]["input"]
+    worked = [pair for pair in itertools.pairwise(items) if pair[1]["role"] == "assistant"]
     assert len(worked) >= 3
-    assert all([(await graded(row, text))["extracted_answer"] for text in worked])
+    for question, answer in worked:
+        lines = [line.partition(": ") for line in question["content"].splitlines()[1:]]
+        options = [{letter: text} for letter, _, text in lines]
+        assert (await graded({**row, "options": options}, answer["content"]))["extracted_answer"] in "ABCD"
 
 
 @pytest.mark.parametrize("row", ORDERS, ids=lambda row: row["uuid"])
