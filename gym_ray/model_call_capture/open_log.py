@@ -60,6 +60,7 @@ class OpenLog:
         self._open: dict[str, bytes] = {}
         self._ended: list[bytes] = []
         self._size = 0
+        self._torn = False
         try:
             make_directory(self._calls, self.path.parent)
             self._fd = self._replace(b"")
@@ -75,6 +76,9 @@ class OpenLog:
         line = f"B {call_id} {rollout_id}\n".encode()
         with self._lock:
             self._open[call_id] = line
+            if self._size >= self._max_bytes:
+                self._rewrite()
+                return
             if self._ended:
                 line = b"".join([*self._ended, line])
                 self._ended.clear()
@@ -100,11 +104,11 @@ class OpenLog:
         if not self._open and self._size >= self._max_bytes // 16:
             self._calls.truncate(self._fd, 0)
             self._size = 0
-        elif self._size >= self._max_bytes:
-            self._rewrite()
+            self._ended.clear()
         else:
-            self._append(b"".join(self._ended))
-        self._ended.clear()
+            line = b"".join(self._ended)
+            self._ended.clear()
+            self._append(line)
 
     def close(self) -> None:
         """Give up the lock; the log is removed when nothing is open, else it stays for whoever adopts it."""
@@ -115,11 +119,17 @@ class OpenLog:
             self._fd = -1  # a late begin or end fails instead of reaching whoever gets the number next
 
     def _append(self, line: bytes) -> None:
-        write_all(self._calls, self._fd, line)
+        try:
+            write_all(self._calls, self._fd, b"\n" + line if self._torn else line)
+        except OSError:
+            self._torn = True  # half a line may be there; the next one must not be glued to it
+            raise
+        self._torn = False
         self._size += len(line)
 
     def _rewrite(self) -> None:
         content = b"".join(self._open.values())
+        self._ended.clear()
         fd = self._replace(content)
         self._calls.close(self._fd)
         self._fd, self._size = fd, len(content)

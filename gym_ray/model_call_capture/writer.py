@@ -278,11 +278,11 @@ class CaptureWriter:
         self._index.end(
             [(ticket.exchange.call_id, ticket.exchange.rollout_id, ticket.offset, ticket.length) for ticket in tickets]
         )
-        for acks in {ticket.acks for ticket in tickets}:
-            acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
         with self._lock:
             self.counts.recorded += len(tickets) - len(failed)
             self.counts.failed += len(failed)
+        for acks in {ticket.acks for ticket in tickets}:
+            acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
         self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
         for loop, changed in list(self._quiesce_waiters):
             loop.call_soon_threadsafe(changed.set)

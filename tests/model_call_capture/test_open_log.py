@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import CaptureError
+from gym_ray.model_call_capture.open_log import (
+    OpenLog,
+    list_logs,
+    living_open_calls,
+    log_name,
+    read_open_calls,
+    take_dead,
+)
+from gym_ray.testing.storage_faults import FaultyCalls
+
+
+def call(number: int) -> str:
+    return f"{number:032x}"
+
+
+def test_begin_and_end(tmp_path: Path) -> None:
+    log = OpenLog(tmp_path, "s-1.log")
+    log.begin(call(1), "0-0")
+    log.begin(call(2), "0-1")
+    log.end([call(1)])
+    log.begin(call(3), "0-2")
+    assert living_open_calls(log.path) == {call(2): "0-1", call(3): "0-2"}
+    log.end([call(2), call(3), call(99)])
+    assert living_open_calls(log.path) == {}
+    log.close()
+    assert list_logs(tmp_path) == []
+
+
+def test_a_living_writer_is_never_taken_for_dead(tmp_path: Path) -> None:
+    log = OpenLog(tmp_path, "s-1.log")
+    log.begin(call(1), "0-0")
+    with take_dead(log.path) as dead:
+        assert dead is None
+    log.close()
+
+
+def test_a_dead_writer_tells_what_was_open_to_several_readers(tmp_path: Path) -> None:
+    log = OpenLog(tmp_path, "s-1.log")
+    log.begin(call(1), "0-0")
+    log.begin(call(2), "0-1")
+    log.close()  # with something open the log stays, and the lock is gone, as after a kill
+    with take_dead(log.path) as first, take_dead(log.path) as second:
+        assert first is not None
+        assert second is not None
+        assert first.open_calls == second.open_calls == {call(1): "0-0", call(2): "0-1"}
+        first.clear("0-0")
+    with take_dead(log.path) as dead:
+        assert dead is not None
+        assert dead.open_calls == {call(2): "0-1"}
+        dead.remove()
+    with take_dead(log.path) as dead:
+        assert dead is None
+    assert living_open_calls(log.path) is None
+
+
+def test_the_log_stays_small_and_keeps_what_is_open(tmp_path: Path) -> None:
+    log = OpenLog(tmp_path, "s-1.log", max_bytes=4096)
+    log.begin(call(0), "long-lived")
+    for number in range(1, 2000):
+        log.begin(call(number), "0-0")
+        log.end([call(number)])
+        assert log.path.stat().st_size < 4096 + 200
+        with take_dead(log.path) as dead:
+            assert dead is None
+    assert next(iter(living_open_calls(log.path) or {})) == call(0)
+    log.end([call(0)])
+    log.begin(call(5000), "0-1")
+    log.end([call(5000)])
+    assert living_open_calls(log.path) == {}
+    log.close()
+    assert list(log.path.parent.iterdir()) == []
+
+
+def test_ends_without_records_are_never_invented() -> None:
+    whole = b"B 1 a\nB 2 b\nE 1\nC b\nB 3 b\n"
+    for cut in range(len(whole) + 1):
+        lines = whole[:cut].count(b"\n")
+        expected = [{}, {"1": "a"}, {"1": "a", "2": "b"}, {"2": "b"}, {}, {"3": "b"}][lines]
+        assert read_open_calls(whole[:cut]) == expected
+
+
+def test_names() -> None:
+    assert log_name("policy model/x", "ab") == "policy_model_x-ab.log"
+
+
+def test_a_late_line_reaches_no_other_file(tmp_path: Path) -> None:
+    log = OpenLog(tmp_path, "s-1.log")
+    log.close()
+    with (tmp_path / "other").open("wb"), pytest.raises(OSError, match="Bad file descriptor"):
+        log.begin(call(1), "0-0")
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    calls = FaultyCalls(only=lambda path: ".open" in path)
+    calls.open_error = OSError(13, "denied")
+    with pytest.raises(CaptureError, match=r"s-1\.log.*denied"):
+        OpenLog(tmp_path, "s-1.log", calls=calls)
+
+
+def test_half_a_line_on_a_full_disk_spoils_no_later_one(tmp_path: Path) -> None:
+    calls = FaultyCalls(only=lambda path: ".open" in path)
+    log = OpenLog(tmp_path, "s-1.log", calls=calls)
+    calls.write_error, calls.bytes_before_error = OSError(28, "full"), 10
+    with pytest.raises(OSError, match="full"):
+        log.begin(call(1), "0-0")
+    calls.write_error = None
+    log.begin(call(2), "0-1")
+    assert living_open_calls(log.path) == {call(2): "0-1"}
+    log.end([call(1), call(2)])
+    log.close()
