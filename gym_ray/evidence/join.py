@@ -85,7 +85,7 @@ def join(
     try:
         line = exact_json.dumps(record)
     except ValueError as error:
-        failure = RunFailure("agent_run_error", "ValueError", f"the agent's reply cannot be stored: {error}", 200, None)
+        failure = RunFailure("agent_run_error", "ValueError", f"the agent's reply cannot be stored: {error}")
         record = _finish(_failure_record(failure, terminal), row_object, attachment)
         line = exact_json.dumps(record)
     return Joined(line, _destination(record), summarise(record, attachment, rollout_id, result.latency_ms))
@@ -97,7 +97,7 @@ def _record_of(result: RunResult, terminal: bool) -> dict[str, Any]:
         record = None if result.reply is None else exact_json.loads_object(result.reply)
         if record is not None:
             return record
-        failure = RunFailure("agent_run_error", "TypeError", "the agent's reply is not a JSON object", 200, None)
+        failure = RunFailure("agent_run_error", "TypeError", "the agent's reply is not a JSON object")
     return _failure_record(failure, terminal)
 
 
