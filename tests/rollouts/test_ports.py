@@ -11,6 +11,7 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import summarise
 from gym_ray.rollouts.collection import CollectionSettings, Finished, Progress
 from gym_ray.rollouts.materialised import Materialisation
+from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
@@ -40,3 +41,13 @@ WRITTEN = Written("main", 0, 10)
 )
 def test_it_survives_pickling(value: object) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_metrics_survive_pickling() -> None:
+    metrics = RunMetrics()
+    metrics.add(SUMMARY)
+    metrics.add(SUMMARY, stored=False)
+    copy = pickle.loads(pickle.dumps(metrics))
+    assert copy.to_dict() == metrics.to_dict()
+    copy.add(SUMMARY)
+    assert copy.rows()[0].done == 2
