@@ -7,6 +7,7 @@ connection is cut; an answer that did not end well never looks as if it had.
 from __future__ import annotations
 
 import hmac
+import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -35,6 +36,8 @@ from gym_ray.model_server.errors_wire import (
 from gym_ray.model_server.headers import request_headers
 
 __all__ = ["DEFAULT_MAX_BODY_BYTES", "build_app"]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 64 * 1024**2
 _HEALTH_TIMEOUT_S = 5.0
@@ -99,7 +102,7 @@ class _Service:
         try:
             answer = await self._engine.answer(EngineRequest(dialect, body, raw, headers, query))
         except EngineError as exc:
-            return engine_error_response(dialect, exc)
+            return self._engine_failed(dialect, exc)
         return _EngineResponse(answer)
 
     async def models(self, request: Request) -> Response:
@@ -108,7 +111,7 @@ class _Service:
         try:
             return _EngineResponse(await self._engine.models())
         except EngineError as exc:
-            return engine_error_response(None, exc)
+            return self._engine_failed(None, exc)
 
     async def health(self, _request: Request) -> Response:
         """Say whether the engine answers; 503 with the cause when it does not."""
@@ -117,6 +120,11 @@ class _Service:
         except EngineError as exc:
             return JSONResponse({"status": "unavailable", "server": self._server_name, "error": exc.message}, 503)
         return JSONResponse({"status": "ok", "server": self._server_name})
+
+    def _engine_failed(self, dialect: str | None, error: EngineError) -> Response:
+        if error.status >= 500:  # what is below is the client's to mend
+            _log.warning("%s: answered %d: %s", self._server_name, error.status, error.message)
+        return engine_error_response(dialect, error)
 
     def _check_token(self, request: Request) -> None:
         if self._run_token is None:

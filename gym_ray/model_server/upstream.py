@@ -17,7 +17,13 @@ import httpx
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
-from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, SettingsError
+from gym_ray.errors import (
+    EngineError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    SettingsError,
+    UnsupportedRequestError,
+)
 from gym_ray.model_server.connections import Connections, Place
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import answer_headers
@@ -123,6 +129,7 @@ class UpstreamEngine:
         Raises:
             EngineUnavailableError: No connection could be opened.
             EngineTimeoutError: No answer in time.
+            UnsupportedRequestError: The body nests too deeply for the model's name to be replaced (400).
             EngineError: The connection broke, or the upstream redirects.
         """
         query = f"?{request.query}" if request.query else ""
@@ -169,7 +176,10 @@ class UpstreamEngine:
     def _body(self, request: EngineRequest) -> bytes:
         if self._model_name is None or request.body.get("model") == self._model_name:
             return request.raw
-        return exact_json.dumps({**request.body, "model": self._model_name})
+        try:
+            return exact_json.dumps({**request.body, "model": self._model_name})
+        except ValueError as exc:
+            raise UnsupportedRequestError(f"request body: {exc}; the model's name could not be replaced") from None
 
     def _credentials(self, dialect: str) -> dict[str, str]:
         if self._api_key is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,8 @@ import anthropic
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError
@@ -38,6 +41,12 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - the fake's counters have no event
             await asyncio.sleep(0.005)
+
+
+def json_bytes() -> st.SearchStrategy[bytes]:
+    leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+    values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+    return values.map(lambda value: json.dumps(value).encode())
 
 
 def shown(response: httpx.Response) -> list[tuple[str, str]]:
@@ -259,6 +268,25 @@ class TestBadRequests:
             assert (await http.get("/health")).status_code == 200
 
 
+@given(raw=st.one_of(st.binary(), json_bytes()))
+@settings(max_examples=150, deadline=None)
+def test_any_body_gets_an_answer_or_a_422(raw: bytes) -> None:
+    async def post() -> httpx.Response:
+        engine = FakeEngine()
+        transport = httpx.ASGITransport(build_app(engine, server_name="policy_model", capture=None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            response = await http.post("/v1/responses", content=raw)
+        assert len(engine.requests) == (response.status_code == 200)
+        return response
+
+    response = asyncio.run(post())
+    try:
+        is_object = isinstance(json.loads(raw.decode("utf-8")), dict)
+    except ValueError:
+        is_object = False
+    assert response.status_code == (200 if is_object else 422)
+
+
 class TestEngineFailures:
     @pytest.mark.parametrize(
         ("error", "status"),
@@ -278,6 +306,20 @@ class TestEngineFailures:
                 assert response.status_code == status
                 assert message_of(response) == error.message
                 assert (response.json().get("type") == "error") == (dialect == MESSAGES)
+
+    async def test_an_engine_failure_is_logged_and_a_clients_mistake_is_not(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        errors = iter([EngineError("it broke"), EngineError("your mistake", 400)])
+
+        def fail(request: EngineRequest) -> ScriptedAnswer:
+            raise next(errors)
+
+        async with serving(FakeEngine(script=fail)) as http:
+            await http.post("/v1/responses", json=BODY)
+            await http.post("/v1/responses", json=BODY)
+        logged = [record.getMessage() for record in caplog.records if record.name == "gym_ray.model_server.app"]
+        assert logged == ["policy_model: answered 502: it broke"]
 
     async def test_a_body_in_an_engine_error_passes_as_it_is(self) -> None:
         def fail(request: EngineRequest) -> ScriptedAnswer:

@@ -182,6 +182,18 @@ class TestRequests:
         bodies = [request.body for request in link.upstream.requests]
         assert bodies == [raw.replace(b'"m"', b'"real"'), b'{ "model": "real" }', b'{"model":"real"}']
 
+    async def test_deep_bodies_pass_or_are_refused_and_never_crash(self) -> None:
+        def nested(depth: int) -> bytes:
+            return b'{"model":"m","a":' + b"[" * depth + b"]" * depth + b"}"
+
+        async with chain(model_name="real") as link:
+            fine = await link.http.post("/v1/chat/completions", content=nested(300))
+            deep = await link.http.post("/v1/chat/completions", content=nested(900))
+        assert fine.status_code == 200
+        assert link.upstream.requests[0].body == nested(300).replace(b'"m"', b'"real"')
+        assert deep.status_code == 400
+        assert "nested too deeply" in deep.json()["error"]["message"]
+
     async def test_a_cookie_of_the_upstream_is_neither_kept_nor_passed_on(self) -> None:
         answer = ScriptedAnswer([b"{}"], headers=[("set-cookie", "session=1; Path=/"), ("x-request-id", "r1")])
         async with chain(lambda request: answer) as link:
