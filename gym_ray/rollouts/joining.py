@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from gym_ray import exact_json
-from gym_ray.errors import StorageError
+from gym_ray.errors import CaptureError, StorageError
 from gym_ray.evidence.join import Joined, join
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import summarise
@@ -92,9 +92,14 @@ class Joiner:
     async def _written_calls(self, rollout_id: str) -> WrittenCalls | None:
         if self._capture_dir is None:
             return None
-        listed = await list_written_calls(
-            self._capture_dir, [rollout_id], client=self._client, timeout_s=self._quiesce_timeout_s
-        )
+        try:
+            listed = await list_written_calls(
+                self._capture_dir, [rollout_id], client=self._client, timeout_s=self._quiesce_timeout_s
+            )
+        except (CaptureError, StorageError) as error:
+            # The result is kept all the same; its record says that nobody knows what was written.
+            _LOG.error("%s: the writers of its calls cannot be listed: %s", rollout_id, error)
+            return WrittenCalls(unreachable_writers=("unknown",))
         return listed[rollout_id]
 
     def _join_and_append(

@@ -20,6 +20,7 @@ from gym_ray.errors import InputError, RolloutIdError
 __all__ = ["InputRow", "RowOptions", "explicit_id", "read_rows"]
 
 _LISTED = 10
+_LONGEST_ID = 200  # the suffixes of repeats, attempts and capture files must fit behind it in 255 bytes
 _ENDS_LIKE_A_RETRY = re.compile(r".*-a0*[1-9][0-9]*")
 
 
@@ -202,6 +203,9 @@ def _check_identity(path: Path, line: int, row: Mapping[str, Any]) -> None:
     except RolloutIdError as error:
         name, _, problem = str(error).partition(": ")
         raise InputError(path, line, name, problem) from error
+    for name, value in (("_ng_task_index", task), ("_ng_rollout_id", explicit)):
+        if len(str(value)) > _LONGEST_ID:
+            raise InputError(path, line, name, f"is longer than {_LONGEST_ID} characters and could not name a file")
     if explicit is not None and _ENDS_LIKE_A_RETRY.fullmatch(explicit):
         raise InputError(path, line, "_ng_rollout_id", f"{explicit!r} ends like a retry of another id; rename it")
     attempt = row.get("_ng_attempt_index")

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from gym_ray.errors import ClusterError, StorageError
+from gym_ray.errors import CaptureError, ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
@@ -126,6 +126,22 @@ async def test_a_live_writer_that_does_not_answer_is_a_gap(setting: Setting) -> 
         await joiner.join(JOB, REPLY, START)
         await joiner.aclose()
     assert codes(setting.records()[0]) == ["model_call_capture_writer_unreachable"]
+
+
+async def test_writers_that_cannot_be_listed_cost_a_gap_and_not_the_result(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_id = await setting.call()
+
+    async def broken(*args: Any, **kwargs: Any) -> Any:
+        raise CaptureError("a dead server's log is damaged")
+
+    monkeypatch.setattr("gym_ray.rollouts.joining.list_written_calls", broken)
+    outcome = await setting.joiner.join(JOB, REPLY, START)
+    assert outcome.summary.reward == 1.0
+    capture = setting.records()[0]["ng_model_call_capture"]
+    assert [call["model_call_id"] for call in capture["calls"]] == [call_id]
+    assert capture["gaps"] == [{"code": "model_call_capture_writer_unreachable", "detail": "writers=unknown"}]
 
 
 async def test_a_listed_call_that_is_gone_from_the_file_is_a_gap(setting: Setting) -> None:

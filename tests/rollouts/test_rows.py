@@ -45,6 +45,8 @@ def error_of(path: Path, options: RowOptions | None = None) -> InputError:
         (row(_ng_rollout_id=5), "_ng_rollout_id", "cannot be a rollout id"),
         (row(_ng_rollout_id="x-a1"), "_ng_rollout_id", "like a retry"),
         (row(_ng_task_index="a/b"), "_ng_task_index", "cannot be a rollout id"),
+        (row(_ng_rollout_id="x" * 201), "_ng_rollout_id", "longer than 200"),
+        (row(_ng_task_index="7" * 201), "_ng_task_index", "longer than 200"),
         (row(_ng_task_index=[1]), "_ng_task_index", "an array"),
         (row(_ng_attempt_index="two"), "_ng_attempt_index", "whole number"),
     ],
