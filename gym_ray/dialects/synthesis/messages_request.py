@@ -6,7 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gym_ray.dialects.neutral import PromptRequest, Sampling, Tool, ToolCall, ToolChoice, Turn, merge_turns
+from gym_ray.dialects.neutral import (
+    PromptRequest,
+    ResponseFormat,
+    Sampling,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Turn,
+    merge_turns,
+)
 from gym_ray.dialects.synthesis import fields
 from gym_ray.dialects.synthesis.choices import checked_choice
 
@@ -34,11 +43,17 @@ def read_request(body: Mapping[str, Any]) -> PromptRequest:
         turns.extend(_turns(fields.as_object(raw, f"messages[{index}]"), f"messages[{index}]"))
     if not turns:
         raise fields.malformed("messages", "holds nothing the model can read")
+    if turns[-1].role == "assistant":
+        raise fields.unsupported(
+            f"messages[{len(messages) - 1}]",
+            "begins the answer for the model, which is not supported; end with the user",
+        )
     tools = _tools(body.get("tools"))
     return PromptRequest(
         turns=merge_turns(turns),
         tools=tools,
         tool_choice=checked_choice(_tool_choice(body.get("tool_choice")), tools),
+        response_format=_response_format(body.get("output_config")),
         sampling=Sampling(
             max_tokens=fields.whole(body, "max_tokens", 1),
             temperature=fields.number(body, "temperature", 0, 1),
@@ -130,3 +145,15 @@ def _tool_choice(value: object) -> ToolChoice:
     if kind == "tool":
         return ToolChoice("required", fields.as_text(choice.get("name"), "tool_choice.name"))
     raise fields.unsupported("tool_choice.type", f"{kind!r} is none of auto, none, any, tool")
+
+
+def _response_format(value: object) -> ResponseFormat | None:
+    if value is None:
+        return None
+    form = fields.as_object(value, "output_config").get("format")
+    if form is None:
+        return None
+    form = fields.as_object(form, "output_config.format")
+    if form.get("type") != "json_schema":
+        raise fields.unsupported("output_config.format.type", f"{form.get('type')!r} is not supported; use json_schema")
+    return ResponseFormat(fields.as_object(form.get("schema"), "output_config.format.schema"))

@@ -137,6 +137,9 @@ def test_response_formats() -> None:
     messages = [{"role": "user", "content": "x"}]
     chat = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     assert read_request(CHAT, {"messages": messages, "response_format": chat}).response_format == ResponseFormat(SCHEMA)
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    anthropic = read_request(MESSAGES, {"messages": messages, "max_tokens": 1, "output_config": config})
+    assert anthropic.response_format == ResponseFormat(SCHEMA)
     anything = read_request(CHAT, {"messages": messages, "response_format": {"type": "json_object"}})
     assert anything.response_format == ResponseFormat(None)
 
