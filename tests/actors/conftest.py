@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gym_ray.model_server.serving import AppServer
+from gym_ray.testing.serving import served
 
 
 @pytest.fixture(scope="session")
@@ -41,37 +39,9 @@ def ray_cluster(ray_environment: None) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Serve an app from a thread of this process; gives its root URL."""
-    started: threading.Event = threading.Event()
-    state: dict[str, Any] = {}
-
-    async def main() -> None:
-        server = AppServer(app)
-        state["stop"], state["loop"] = asyncio.Event(), asyncio.get_running_loop()
-        await server.start()
-        state["url"] = server.url
-        started.set()
-        await state["stop"].wait()
-        await server.stop(1.0)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    assert started.wait(20)
-    try:
-        yield state["url"]
-    finally:
-        state["loop"].call_soon_threadsafe(state["stop"].set)
-        thread.join(20)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[[Any], str]]:
     """Serve apps for one test."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         yield lambda app: stack.enter_context(served(app))
 
