@@ -62,7 +62,7 @@ def read_request(body: Mapping[str, Any]) -> PromptRequest:
             temperature=fields.number(body, "temperature", 0, 2),
             top_p=fields.number(body, "top_p", 0, 1),
             top_k=fields.whole(body, "top_k", 0),
-            seed=fields.whole(body, "seed", 0),
+            seed=fields.whole(body, "seed", -(2**63), 2**63 - 1),
             presence_penalty=fields.number(body, "presence_penalty", -2, 2),
             frequency_penalty=fields.number(body, "frequency_penalty", -2, 2),
             stop=fields.stop_texts(body, "stop"),

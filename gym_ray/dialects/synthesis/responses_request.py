@@ -58,7 +58,7 @@ def read_request(body: Mapping[str, Any]) -> PromptRequest:
             temperature=fields.number(body, "temperature", 0, 2),
             top_p=fields.number(body, "top_p", 0, 1),
             top_k=fields.whole(body, "top_k", 0),
-            seed=fields.whole(body, "seed", 0),
+            seed=fields.whole(body, "seed", -(2**63), 2**63 - 1),
             stop=fields.stop_texts(body, "stop"),
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -107,7 +107,7 @@ class LlamaCppClient:
                 await response.aclose()
         raise _refused(response)
 
-    async def events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, response: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
         """Yield the objects of a streamed completion; the last one has ``stop`` true.
 
         Raises:
@@ -115,7 +115,7 @@ class LlamaCppClient:
         """
         scanner = EventScanner()
         with self._errors():
-            async for chunk in response.aiter_raw():
+            async for chunk in response.aiter_raw():  # closed with the response, by its owner
                 for event in scanner.feed(chunk):
                     payload = exact_json.loads_object(event.data)
                     if payload is None or "error" in payload:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ _SSE_HEADERS: Final = [
     ("cache-control", "no-cache"),
     ("x-accel-buffering", "no"),
 ]
+_SEEDS: Final = 2**32 - 1  # llama.cpp's seeds have 32 bits, and the highest one means a random seed
 _BOS: Final = "<bos>"
 _OTHER_ENDS: Final = ("<eos>", "</s>")
 
@@ -120,7 +122,13 @@ class LlamaCppEngine:
         job = await self._job(request)
         if request.stream:
             response = await self._http.open_stream(job.body)
-            return EngineAnswer(200, list(_SSE_HEADERS), self._stream(request, job, response), response.aclose)
+            stream = self._stream(request, job, response)
+
+            async def close() -> None:
+                await stream.aclose()
+                await response.aclose()  # a stream that nobody began has not closed it
+
+            return EngineAnswer(200, list(_SSE_HEADERS), stream, close)
         last = await self._http.complete(job.body)
         job.reader.feed(last)
         _, generation = job.reader.close(last)
@@ -189,15 +197,16 @@ class LlamaCppEngine:
             body["logit_bias"] = [[facts.markers[name], False] for name in _OTHER_ENDS]
         return body
 
-    async def _stream(self, request: EngineRequest, job: _Job, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _stream(self, request: EngineRequest, job: _Job, response: httpx.Response) -> AsyncGenerator[bytes]:
         writer, reader = job.writer, job.reader
         try:
             yield writer.begin(job.prompt_tokens)
             last: dict[str, Any] = {}
-            async for last in self._http.events(response):
-                frames = b"".join(writer.event(event) for event in reader.feed(last))
-                if frames:
-                    yield frames
+            async with aclosing(self._http.events(response)) as answers:
+                async for last in answers:
+                    frames = b"".join(writer.event(event) for event in reader.feed(last))
+                    if frames:
+                        yield frames
             events, generation = reader.close(last)
             self._report(request, generation)
             yield b"".join(writer.event(event) for event in events) + writer.end(generation)
@@ -219,7 +228,7 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "top_k": 0 if sampling.top_k is None else sampling.top_k,
         "min_p": 0.0,
-        "seed": -1 if sampling.seed is None else sampling.seed,
+        "seed": -1 if sampling.seed is None else sampling.seed % _SEEDS,
         "presence_penalty": sampling.presence_penalty or 0.0,
         "frequency_penalty": sampling.frequency_penalty or 0.0,
         "stop": list(sampling.stop),

@@ -291,6 +291,30 @@ async def test_a_prompt_that_fills_the_context_is_refused_and_a_long_answer_is_c
     assert llama.requests[0]["n_predict"] + len(llama.requests[0]["prompt"]) == 40
 
 
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: int) -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b'data: {"content": "x", "tokens": [1], "stop": false}\n\n'
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    llama = LlamaCpp()
+    llama.answer = StreamingResponse(endless(), media_type="text/event-stream")
+    async with running(llama) as engine:
+        answer = await engine.answer(request(RESPONSES, stream=True))
+        iterator = aiter(answer.body)
+        for _ in range(chunks):
+            await anext(iterator)
+        await answer.aclose()
+        await answer.aclose()
+        await asyncio.wait_for(ended.wait(), 5)
+
+
 async def test_models_lists_the_one_model() -> None:
     async with running(LlamaCpp()) as engine:
         answer = await engine.models()

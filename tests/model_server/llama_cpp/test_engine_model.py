@@ -64,7 +64,7 @@ def worked_examples() -> list[dict[str, Any]]:
     return items
 
 
-@pytest.mark.parametrize(("order", "status"), [("1043", "shipped"), ("2210", "packed"), ("77", "on hold")])
+@pytest.mark.parametrize(("order", "status"), [("1043", "shipped"), ("77", "on hold")])
 async def test_the_model_calls_the_tool_and_answers_with_its_result(
     engine: LlamaCppEngine, order: str, status: str
 ) -> None:
@@ -192,6 +192,21 @@ async def test_an_answer_that_is_cut_off_says_so(engine: LlamaCppEngine) -> None
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["usage"]["output_tokens"] == 2
+
+
+async def test_worked_answers_of_several_lines_get_an_answer_of_several_lines(engine: LlamaCppEngine) -> None:
+    pairs = [("List two fruits.", "- apple\n- pear"), ("List two animals.", "- cat\n- dog")]
+    turns = [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    body = {"messages": [*turns, {"role": "user", "content": "List two colours."}], "temperature": 0, "max_tokens": 40}
+    answer = await ask(engine, "chat", body)
+    lines = answer["choices"][0]["message"]["content"].split("\n")
+    assert len(lines) == 2
+    assert all(line.startswith("- ") for line in lines)
+    assert answer["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_an_abandoned_stream_frees_the_engine(engine: LlamaCppEngine, model_url: str) -> None:
