@@ -7,6 +7,8 @@ The writer holds an exclusive lock on its log for life, so a reader that gets th
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import re
 import threading
@@ -22,7 +24,6 @@ from gym_ray.storage.posix import make_directory, write_all
 __all__ = ["DeadLog", "OpenLog", "list_logs", "living_open_calls", "log_name", "read_open_calls", "take_dead"]
 
 _DIRECTORY = ".open"
-_MOST_WAITING_ENDS = 256
 _BEGIN, _END, _CLEARED = b"B", b"E", b"C"
 
 
@@ -42,11 +43,14 @@ def list_logs(root: Path) -> list[Path]:
 class OpenLog:
     """A living writer's log; every method may be called from any thread.
 
+    The file has its full size from the start and is written through a memory map: a line costs no system call, and no
+    switch of threads, on the event loop. What is in the map survives the process as an unsynced write does.
+
     Args:
         root: The capture directory.
         name: From :func:`log_name`; must be new.
         calls: The seam to the operating system.
-        max_bytes: Size at which the log is written anew with the open calls only.
+        max_bytes: Size of the log; a full one is written anew with the open calls only.
 
     Raises:
         CaptureError: The log cannot be created or locked.
@@ -58,12 +62,10 @@ class OpenLog:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._open: dict[str, bytes] = {}
-        self._ended: list[bytes] = []
-        self._size = 0
-        self._torn = False
+        self._end = 0
         try:
             make_directory(self._calls, self.path.parent)
-            self._fd = self._replace(b"")
+            self._fd, self._map = self._replace(b"")
         except OSError as error:
             raise CaptureError(f"{self.path}: cannot be created and locked: {error}") from error
 
@@ -76,82 +78,66 @@ class OpenLog:
         line = f"B {call_id} {rollout_id}\n".encode()
         with self._lock:
             self._open[call_id] = line
-            if self._size >= self._max_bytes:
-                self._rewrite()
-                return
-            if self._ended:
-                line = b"".join([*self._ended, line])
-                self._ended.clear()
             self._append(line)
 
     def end(self, call_ids: Iterable[str]) -> None:
         """Note that exchanges ended: each is durable, or its rollout is marked.
 
-        The lines may wait for the next begin while other exchanges are open: a reader that misses one finds the record
-        or the mark instead.
-
         Raises:
             OSError: The lines could not be written; a reader will mark these rollouts unless it finds the records.
         """
         with self._lock:
-            for call_id in call_ids:
-                if self._open.pop(call_id, None) is not None:
-                    self._ended.append(f"E {call_id}\n".encode())
-            if self._ended and (not self._open or len(self._ended) >= _MOST_WAITING_ENDS):
-                self._write_ends()
-
-    def _write_ends(self) -> None:
-        if not self._open and self._size >= self._max_bytes // 16:
-            self._calls.truncate(self._fd, 0)
-            self._size = 0
-            self._ended.clear()
-        else:
-            line = b"".join(self._ended)
-            self._ended.clear()
-            self._append(line)
+            ended = [call_id for call_id in call_ids if self._open.pop(call_id, None) is not None]
+            if ended:
+                self._append("".join([f"E {call_id}\n" for call_id in ended]).encode())
 
     def close(self) -> None:
         """Give up the lock; the log is removed when nothing is open, else it stays for whoever adopts it."""
         with self._lock:
             if not self._open:
                 self._calls.unlink(str(self.path))
+            self._map.close()
             self._calls.close(self._fd)
-            self._fd = -1  # a late begin or end fails instead of reaching whoever gets the number next
 
     def _append(self, line: bytes) -> None:
-        try:
-            write_all(self._calls, self._fd, b"\n" + line if self._torn else line)
-        except OSError:
-            self._torn = True  # half a line may be there; the next one must not be glued to it
-            raise
-        self._torn = False
-        self._size += len(line)
+        if self._map.closed:
+            raise OSError(errno.EBADF, f"{self.path} is closed")
+        end = self._end + len(line)
+        if end > len(self._map):
+            self._rewrite()  # a begin is among the open calls by now, and an end is not
+            return
+        self._map[self._end : end] = line
+        self._end = end
 
     def _rewrite(self) -> None:
         content = b"".join(self._open.values())
-        self._ended.clear()
-        fd = self._replace(content)
+        fd, fresh = self._replace(content)
+        self._map.close()
         self._calls.close(self._fd)
-        self._fd, self._size = fd, len(content)
+        self._fd, self._map, self._end = fd, fresh, len(content)
 
-    def _replace(self, content: bytes) -> int:
+    def _replace(self, content: bytes) -> tuple[int, mmap.mmap]:
         """Put a new, locked file in the log's place; at no moment does its name lead to a file without a lock."""
+        size = max(self._max_bytes, 2 * len(content))
         temporary = str(self.path.with_name(f".{self.path.name}.new"))
-        fd = self._calls.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
+        fd = self._calls.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             self._calls.lock_exclusive(fd, wait=True)
-            write_all(self._calls, fd, content)
+            self._calls.allocate(fd, size)  # a hole that the full disk cannot fill would kill the process
+            fresh = mmap.mmap(fd, size)
+            fresh[: len(content)] = content
             self._calls.rename(temporary, str(self.path))
         except OSError:
             self._calls.close(fd)
             self._calls.unlink(temporary)
             raise
-        return fd
+        return fd, fresh
 
 
 def read_open_calls(content: bytes) -> dict[str, str]:
     """Return the calls that a log begins and does not end: call id to rollout id. A torn last line counts as absent."""
     open_calls: dict[str, str] = {}
+    content = content.replace(b"\0", b"")  # what was not written yet; lines added later by others stand behind it
     for line in content.split(b"\n")[:-1]:
         kind, _, rest = line.partition(b" ")
         fields = rest.decode("ascii", "replace").split(" ")
@@ -184,7 +170,7 @@ class DeadLog:
 
     def clear(self, rollout_id: str) -> None:
         """Note that a rollout's capture was cleared, so that its old calls are nobody's loss."""
-        write_all(self._calls, self._fd, b"%s %s\n" % (_CLEARED, rollout_id.encode()))
+        write_all(self._calls, self._fd, b"\n%s %s\n" % (_CLEARED, rollout_id.encode()))
 
 
 @contextmanager

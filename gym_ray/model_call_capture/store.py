@@ -22,7 +22,9 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles
 from gym_ray.storage.posix import make_directory, sync_directory
 
-__all__ = ["CaptureStore", "capture_file_name", "encode_line"]
+__all__ = ["CAPTURE_SUFFIX", "CaptureStore", "capture_file_name", "encode_line"]
+
+CAPTURE_SUFFIX = ".capture.jsonl"
 
 _LONGEST_POLL_S = 0.05
 
@@ -33,7 +35,7 @@ def capture_file_name(rollout_id: str) -> str:
     Raises:
         RolloutIdError: The id cannot be a file name here (A26).
     """
-    return f"{check_rollout_id(rollout_id)}.capture.jsonl"
+    return check_rollout_id(rollout_id) + CAPTURE_SUFFIX
 
 
 def encode_line(exchange: dict[str, Any]) -> bytes:

@@ -29,7 +29,7 @@ from gym_ray.model_call_capture.open_log import OpenLog, log_name
 from gym_ray.model_call_capture.probe import check_directory
 from gym_ray.model_call_capture.recovery import adopt_dead_logs
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.store import CaptureStore, capture_file_name, encode_line
+from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name, encode_line
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
@@ -63,7 +63,7 @@ class _Ticket:
 
     def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket]) -> None:
         self.exchange, self.acks = exchange, acks
-        self.file_name = capture_file_name(exchange.rollout_id)
+        self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
         self.error: Exception | None = None
         self.offset: int | None = None
         self.length = 0

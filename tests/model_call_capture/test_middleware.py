@@ -163,7 +163,7 @@ async def test_begin_is_noted_before_the_handler_runs(writer: CaptureWriter) -> 
     (log,) = (writer.store.root / ".open").iterdir()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert re.fullmatch(r"B [0-9a-f]{32} 0-0\n", log.read_text())
+        assert re.fullmatch(r"B [0-9a-f]{32} 0-0\n\0+", log.read_text())
         await answering(ANSWER)(scope, receive, send)
 
     await Client().call(app, writer)
