@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.neutral import PromptRequest
-from gym_ray.dialects.synthesis import chat_request, messages_request, responses_request
+from gym_ray.dialects.synthesis import chat_request, fields, messages_request, responses_request
 from gym_ray.dialects.synthesis.chat import ChatWriter
 from gym_ray.dialects.synthesis.messages import MessagesWriter
 from gym_ray.dialects.synthesis.responses import ResponsesWriter
@@ -33,6 +34,13 @@ def read_request(dialect: str, body: Mapping[str, Any]) -> PromptRequest:
     Raises:
         UnsupportedRequestError: A field is missing, malformed (422) or cannot be honoured (400); the message names it.
     """
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise fields.malformed("stream", f"should be true or false, not {stream!r}")  # A133, W16
+    try:
+        json.dumps(body)  # prompts and answers repeat parts of it, so all of it must be writable
+    except RecursionError:
+        raise fields.malformed("request body", "is nested too deeply") from None
     return _READERS[dialect](body)
 
 

@@ -141,6 +141,6 @@ def _response_format(value: object) -> ResponseFormat | None:
     if kind == "json_schema":
         path = "response_format.json_schema"
         return ResponseFormat(
-            fields.as_object(fields.as_object(form.get("json_schema"), path).get("schema"), f"{path}.schema")
+            fields.as_json_object(fields.as_object(form.get("json_schema"), path).get("schema"), f"{path}.schema")
         )
     raise fields.unsupported("response_format.type", f"{kind!r} is none of text, json_object, json_schema")

@@ -5,6 +5,7 @@ A malformed field is status 422, a well-formed one that the engine cannot honour
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from gym_ray.dialects.neutral import Tool
 from gym_ray.errors import UnsupportedRequestError
 
 __all__ = [
+    "as_json_object",
     "as_list",
     "as_object",
     "as_text",
@@ -50,6 +52,16 @@ def as_object(value: object, path: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     raise malformed(path, f"should be an object, not {_kind(value)}")
+
+
+def as_json_object(value: object, path: str) -> Mapping[str, Any]:
+    """Return ``value`` if it is an object whose every string UTF-8 can carry, keys included."""
+    checked = as_object(value, path)
+    try:
+        json.dumps(checked, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise malformed(path, "has a lone surrogate in a key or a string") from None
+    return checked
 
 
 def as_list(value: object, path: str) -> Sequence[Any]:
@@ -133,7 +145,7 @@ def text_of(content: object, path: str, kinds: frozenset[str]) -> str:
     for index, raw in enumerate(as_list(content, path)):
         part, place = as_object(raw, f"{path}[{index}]"), f"{path}[{index}]"
         kind = part.get("type")
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise unsupported(f"{place}.type", f"{kind!r} parts are not supported; the embedded model reads text only")
         key = "refusal" if kind == "refusal" else "text"
         texts.append(as_text(part.get(key), f"{place}.{key}"))
@@ -148,5 +160,5 @@ def tool(name: object, description: object, parameters: object, path: str) -> To
     return Tool(
         name=text,
         description="" if description is None else as_text(description, f"{path}.description"),
-        parameters={} if parameters is None else as_object(parameters, f"{path}.parameters"),
+        parameters={} if parameters is None else as_json_object(parameters, f"{path}.parameters"),
     )

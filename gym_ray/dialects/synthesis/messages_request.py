@@ -22,7 +22,7 @@ from gym_ray.dialects.synthesis.choices import checked_choice
 __all__ = ["read_request"]
 
 _TEXT: Final = frozenset({"text"})
-_UNSEEN: Final = frozenset({"thinking", "redacted_thinking"})
+_UNSEEN: Final = ("thinking", "redacted_thinking")
 
 
 def read_request(body: Mapping[str, Any]) -> PromptRequest:
@@ -100,7 +100,7 @@ def _turns(message: Mapping[str, Any], path: str) -> list[Turn]:
 
 def _tool_turn(role: str, kind: str, block: Mapping[str, Any], place: str) -> Turn:
     if kind == "tool_use" and role == "assistant":
-        arguments = fields.as_object(block.get("input"), f"{place}.input")
+        arguments = fields.as_json_object(block.get("input"), f"{place}.input")
         return Turn(
             "assistant",
             tool_calls=(
@@ -156,4 +156,4 @@ def _response_format(value: object) -> ResponseFormat | None:
     form = fields.as_object(form, "output_config.format")
     if form.get("type") != "json_schema":
         raise fields.unsupported("output_config.format.type", f"{form.get('type')!r} is not supported; use json_schema")
-    return ResponseFormat(fields.as_object(form.get("schema"), "output_config.format.schema"))
+    return ResponseFormat(fields.as_json_object(form.get("schema"), "output_config.format.schema"))

@@ -131,5 +131,5 @@ def _response_format(value: object) -> ResponseFormat | None:
     if kind == "json_object":
         return ResponseFormat()
     if kind == "json_schema":
-        return ResponseFormat(fields.as_object(form.get("schema"), "text.format.schema"))
+        return ResponseFormat(fields.as_json_object(form.get("schema"), "text.format.schema"))
     raise fields.unsupported("text.format.type", f"{kind!r} is none of text, json_object, json_schema")

@@ -177,6 +177,13 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     (RESPONSES, {**RESPONSES_BODY, "tool_choice": {"type": "function", "name": "g"}}, 422, "tool_choice: names 'g'"),
     (RESPONSES, {"input": "x", "text": {"format": {"type": "yaml"}}}, 400, "text.format.type: 'yaml'"),
     (RESPONSES, {"input": "\ud800"}, 422, "input: has a lone surrogate at character 0"),
+    (
+        RESPONSES,
+        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": {"const": "\ud800"}}]},
+        422,
+        "tools[0].parameters: has a lone surrogate",
+    ),
+    (RESPONSES, {"input": "x", "stream": 1}, 422, "stream: should be true or false, not 1"),
     (CHAT, {}, 422, "messages: is required"),
     (CHAT, {"messages": []}, 422, "messages: is empty"),
     (CHAT, {"messages": USER, "n": 2}, 400, "n: is not supported"),
@@ -213,3 +220,11 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(
         read_request(dialect, body)
     assert caught.value.message.startswith(message)
     assert caught.value.status == status
+
+
+def test_a_body_nested_too_deeply_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(UnsupportedRequestError, match="request body: is nested too deeply"):
+        read_request(RESPONSES, {"input": "x", "metadata": deep})
