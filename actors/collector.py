@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,8 @@ class CollectorHost(Watched):
         self._plan = plan
         self._held = ExitStack()
         self._collection: Collection | None = None
-        self._finished: AsyncIterator[Finished] | None = None
+        self._finished: AsyncGenerator[Finished] | None = None
+        self._turn = asyncio.Lock()
 
     async def begin(self) -> RunStart:
         """Take the output's lock, validate and expand the input, set earlier results aside (D48).
@@ -97,7 +98,8 @@ class CollectorHost(Watched):
         """
         if self._finished is None:
             raise RuntimeError("the collector has not been opened")
-        return await anext(self._finished, None)
+        async with self._turn:
+            return await anext(self._finished, None)
 
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress | None:
@@ -114,7 +116,11 @@ class CollectorHost(Watched):
             self._collection.stop()
 
     async def close(self) -> None:
-        """Close the run's files and give the output's lock back; idempotent."""
+        """Stop what still runs, store what has ended, and give the output's lock back; idempotent."""
+        await self.stop()
+        if self._finished is not None:
+            async with self._turn:
+                await self._finished.aclose()
         self._held.close()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
-
 from gym_ray.actors.health import Watched
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.joining import Joiner
@@ -19,9 +17,7 @@ class JoinerHost(Watched):
     """Joins attempts; whatever it acknowledges is in the run's files, so its loss costs nothing but time."""
 
     def __init__(self, paths: RunPaths, capture_dir: Path | None) -> None:
-        # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(30.0), trust_env=False)
-        self._joiner = Joiner(paths, capture_dir=capture_dir, client=self._client)
+        self._joiner = Joiner(paths, capture_dir)
         self._ready = True
 
     async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
@@ -31,4 +27,3 @@ class JoinerHost(Watched):
     async def close(self) -> None:
         """Close connections and files; idempotent."""
         await self._joiner.aclose()
-        await self._client.aclose()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
@@ -36,8 +38,9 @@ class ModelServerHost(HttpHost):
         engine = build_engine(self._settings.servers[self._server_name], local_engine_url=self._local_engine_url)
         self._engine = engine
         await engine.start()
-        await engine.ready(self._settings.model_endpoint_timeout_s)
-        self._writer = self._open_writer()
+        if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)
+            await engine.ready(self._settings.model_endpoint_timeout_s)
+        self._writer = await asyncio.to_thread(self._open_writer)
         return build_app(engine, server_name=self._server_name, capture=self._writer, run_token=self._run_token)
 
     def _open_writer(self) -> CaptureWriter | None:
@@ -58,4 +61,4 @@ class ModelServerHost(HttpHost):
         if self._engine is not None:
             await self._engine.aclose()
         if self._writer is not None:
-            self._writer.close()
+            await asyncio.to_thread(self._writer.close)

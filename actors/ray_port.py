@@ -16,16 +16,18 @@ from ray.exceptions import (
     ObjectLostError,
     RayActorError,
     RayTaskError,
-    TaskCancelledError,
 )
 
 from gym_ray.actors.cluster import alive_nodes, resources
-from gym_ray.errors import ClusterError, GymRayError
+from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 
 __all__ = ["RayPort", "Seat"]
+
+_GRACE_S = 30.0
+"""What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
 
 
 @dataclass(slots=True)
@@ -73,27 +75,38 @@ class RayPort:
         seat = _least_busy(self._workers, "rollout worker")
         seat.busy += 1
         ended, result = seat.handle.run.options(num_returns=2).remote(job)
+        # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
+        end = asyncio.ensure_future(ended)
         try:
-            await ended
+            done, _ = await asyncio.wait([end], timeout=None if job.timeout_s is None else job.timeout_s + _GRACE_S)
+            if not done:
+                return await self._end_worker(seat, end, job)
+            end.result()
         except asyncio.CancelledError:
-            await self._cancel(ended)
+            await self._cancel(ended, end)
             raise
         except RayActorError as error:
             return self._lost(seat, error)
         except RayTaskError as error:
             # AgentRunner turns every failure of an agent into a result, so this is the worker's own.
-            raise ClusterError(f"{seat.name}: {error.cause!r}") from error
+            raise AgentError("agent_run_error", f"{seat.name}: {error.cause!r}") from error
         finally:
             seat.busy -= 1
         return ReplyHandle(result)
 
     @staticmethod
-    async def _cancel(reference: Any) -> None:
+    async def _cancel(reference: Any, end: asyncio.Future[Any]) -> None:
         ray.cancel(reference)
-        try:
-            await reference
-        except (TaskCancelledError, RayActorError, RayTaskError):
-            return  # the run is over, which is all that was asked for
+        # However it ended, the run is over, which is all that was asked for.
+        await asyncio.wait([end])
+        end.exception() if not end.cancelled() else None
+
+    async def _end_worker(self, seat: Seat, end: asyncio.Future[Any], job: AttemptJob) -> Lost:
+        """End the process of a worker that cannot even tell that an attempt ran out of time; Ray starts a new one."""
+        ray.kill(seat.handle, no_restart=False)
+        await asyncio.wait([end])
+        end.exception()
+        return Lost("worker_lost", f"{seat.name}: no word {_GRACE_S:g} s after the attempt's {job.timeout_s} s; ended")
 
     def _lost(self, seat: Seat, error: RayActorError) -> Lost:
         if isinstance(error, ActorUnavailableError):

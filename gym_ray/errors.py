@@ -12,6 +12,7 @@
     ├── CaptureError             evidence could not be kept or read
     ├── EngineError              the engine behind a model server; carries status and body
     │   ├── EngineUnavailableError   no connection, or the engine is not ready
+    │   ├── EngineConnectionError    the connection broke in the middle of an answer
     │   ├── EngineTimeoutError       no answer in time
     │   └── UnsupportedRequestError  the engine cannot do what the request asks (400/501)
     ├── AgentError               what ran a rollout
@@ -114,6 +115,10 @@ class EngineUnavailableError(EngineError):
 
     def __init__(self, message: str, status: int = 503, body: bytes = b"") -> None:
         super().__init__(message, status, body)
+
+
+class EngineConnectionError(EngineError):
+    """The connection to the engine broke in the middle of an answer."""
 
 
 class EngineTimeoutError(EngineError):

@@ -135,6 +135,7 @@ class _Plan:
             limit=settings.limit,
             responses_create_params=settings.responses_create_params,
             agents=sorted(settings.servers_of("responses_api_agents")),
+            task_sources=_task_sources(settings),
         )
         limits = CollectionSettings(
             num_samples_in_parallel=settings.num_samples_in_parallel, run_timeout_s=settings.run_timeout_s
@@ -151,6 +152,18 @@ class _Plan:
         for _ in read_rows(self.source, self.options):
             pass
         RunLock(self.paths).close()
+
+
+def _task_sources(settings: RunSettings) -> dict[str, str]:
+    """Map what may declare data to the agent that runs it: an agent to itself, a scorer to its only agent (D16)."""
+    agents = settings.servers_of("responses_api_agents")
+    users: dict[str, list[str]] = {}
+    for name, agent in agents.items():
+        for reference in agent.options.references().values():
+            if reference.type == "resources_servers":
+                users.setdefault(reference.name, []).append(name)
+    only = {source: names[0] for source, names in users.items() if len(names) == 1}
+    return {**only, **{name: name for name in agents}}
 
 
 def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose: bool) -> int:

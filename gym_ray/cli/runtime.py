@@ -38,7 +38,7 @@ def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = 
         ClusterError: Ray is not installed, or could not be started or joined.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = "auto" if os.environ.get("RAY_ADDRESS") else "local"
+    address = os.environ.get("RAY_ADDRESS") or "local"
     level = "INFO" if verbose else "WARNING"
     with tempfile.TemporaryDirectory(prefix="gym-ray-") as private:
         if address == "local" and "RAY_AUTH_MODE" not in os.environ:

@@ -18,6 +18,7 @@ import httpx
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import (
+    EngineConnectionError,
     EngineError,
     EngineTimeoutError,
     EngineUnavailableError,
@@ -216,7 +217,7 @@ class UpstreamEngine:
             case httpx.DecodingError():
                 return EngineError(f"{where} sent a body that cannot be decompressed")
             case _:
-                return EngineError(f"the connection to {where} broke ({type(exc).__name__})")
+                return EngineConnectionError(f"the connection to {where} broke ({type(exc).__name__})")
 
 
 class _Body:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from gym_ray.rollouts.attempt_flow import AttemptFlow, CollectionSettings, Finished
@@ -103,7 +103,7 @@ class Collection:
             pass
         return self.progress()
 
-    async def finished(self) -> AsyncIterator[Finished]:
+    async def finished(self) -> AsyncGenerator[Finished]:
         """Run, and yield each attempt once its record is durable.
 
         A listener that does not keep up slows dispatch down. When the iteration is left early or cancelled, runs are

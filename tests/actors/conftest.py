@@ -20,7 +20,12 @@ def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     token = tmp_path_factory.mktemp("ray") / "auth_token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
-    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    wanted = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address for the node's own
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     yield

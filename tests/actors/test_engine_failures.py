@@ -31,6 +31,7 @@ EXPECTED = {
     "500": ("agent_run_error", 500, "upstream_error"),
     "503": ("engine_unavailable", 503, "upstream_error"),
     "hang": ("agent_timeout", None, "cancelled"),
+    "cut": ("engine_unavailable", None, "connection"),
 }
 
 

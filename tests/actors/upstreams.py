@@ -56,6 +56,13 @@ def failing_upstream() -> Starlette:
         if word == "hang":
             await request.is_disconnected()
             await asyncio.Event().wait()
+        if word == "cut":
+
+            async def half() -> Any:
+                yield b'data: {"type":"response.created","response":{"id":"resp_half"}}\n\n'
+                raise ConnectionError("the upstream dies here")
+
+            return StreamingResponse(half(), media_type="text/event-stream")
         error = {"error": {"message": f"told to answer {word}", "type": "scripted", "code": None}}
         return JSONResponse(error, status_code=int(word))
 

@@ -31,7 +31,14 @@ async def agent(row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
             headers={"authorization": f"Bearer {ctx.api_key}"},
         )
         reply.raise_for_status()
-        note(diary, what="answer", rollout=ctx.rollout_id, call=number, id=answer_id(reply.text))
+        note(
+            diary,
+            what="answer",
+            rollout=ctx.rollout_id,
+            call=number,
+            id=answer_id(reply.text),
+            server=str(reply.url.copy_with(path="/")),
+        )
         answers.append(answer_id(reply.text))
     return {"response": {"object": "response", "id": answers[-1], "output": []}, "reward": 1.0, "answers": answers}
 
