@@ -76,13 +76,18 @@ class LlamaCppClient:
     async def context_tokens(self) -> int:
         """Return how many tokens one call may hold, prompt and answer together."""
         props = await self._call("GET", "/props", None)
-        return int(props["default_generation_settings"]["n_ctx"])
+        try:
+            return int(props["default_generation_settings"]["n_ctx"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{_BROKEN} does not tell its context length: {error!r}", 502) from error
 
     async def tokenize(self, pieces: Sequence[int | str], *, parse_special: bool = False) -> tuple[int, ...]:
         """Return the ids of texts and ids, each text tokenised on its own."""
         body = {"content": list(pieces), "add_special": False, "parse_special": parse_special}
-        answer = await self._call("POST", "/tokenize", body)
-        return tuple(answer["tokens"])
+        tokens = (await self._call("POST", "/tokenize", body)).get("tokens")
+        if not isinstance(tokens, list):
+            raise EngineError(f"{_BROKEN} answered /tokenize without tokens", 502)
+        return tuple(tokens)
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of one completion that is not streamed."""
@@ -159,7 +164,7 @@ class _HttpErrors:
             raise EngineUnavailableError(f"{_BROKEN} at {self._url} cannot be reached: {error}") from error
         if isinstance(error, httpx.TimeoutException):
             raise EngineTimeoutError(f"{_BROKEN} at {self._url} was silent for {self._timeout_s:g} s") from error
-        if isinstance(error, httpx.TransportError):
+        if isinstance(error, httpx.HTTPError):
             cause = str(error) or type(error).__name__
             raise EngineUnavailableError(f"{_BROKEN} at {self._url} broke off: {cause}") from error
 

@@ -158,9 +158,10 @@ class LlamaCppEngine:
                 markers = {}
                 for name in (_BOS, START, END, *_OTHER_ENDS):
                     ids = await self._http.tokenize([name], parse_special=True)
-                    if len(ids) != 1:
+                    if len(ids) == 1:
+                        markers[name] = ids[0]
+                    elif name not in _OTHER_ENDS:
                         raise EngineError(f"the embedded model has no token {name}; use a model of the Gemma family")
-                    markers[name] = ids[0]
                 self._facts = _ModelFacts(await self._http.context_tokens(), markers)
             return self._facts
 
@@ -194,7 +195,7 @@ class LlamaCppEngine:
             body["grammar"] = grammar
         if self._turn_end == "line":
             # A base model has no preference among the end tokens that its grammar leaves; the template's is the one.
-            body["logit_bias"] = [[facts.markers[name], False] for name in _OTHER_ENDS]
+            body["logit_bias"] = [[facts.markers[name], False] for name in _OTHER_ENDS if name in facts.markers]
         return body
 
     async def _stream(self, request: EngineRequest, job: _Job, response: httpx.Response) -> AsyncGenerator[bytes]:

@@ -39,8 +39,10 @@ class LlamaCpp:
     """Speaks llama.cpp's routes; a character is a token, and ``/completion`` does what the test says."""
 
     def __init__(self, context_tokens: int = 4096) -> None:
-        self.context_tokens = context_tokens
+        self.props_answer: dict[str, Any] = {"default_generation_settings": {"n_ctx": context_tokens}}
+        self.tokenize_answer: dict[str, Any] | None = None
         self.healthy = True
+        self.markers = {name: [token] for name, token in MARKERS.items()}
         self.requests: list[dict[str, Any]] = []
         self.answer: Response = JSONResponse({**LAST, "content": "Hi.\n"})
         self.hang: asyncio.Event | None = None
@@ -57,16 +59,18 @@ class LlamaCpp:
         return JSONResponse({"status": "ok"} if self.healthy else {}, 200 if self.healthy else 503)
 
     async def props(self, _: Request) -> Response:
-        return JSONResponse({"default_generation_settings": {"n_ctx": self.context_tokens}})
+        return JSONResponse(self.props_answer)
 
     async def tokenize(self, request: Request) -> Response:
+        if self.tokenize_answer is not None:
+            return JSONResponse(self.tokenize_answer)
         body = await request.json()
         ids: list[int] = []
         for piece in body["content"]:
             if isinstance(piece, int):
                 ids.append(piece)
             elif body["parse_special"]:
-                ids.append(MARKERS[piece])
+                ids += self.markers.get(piece, [7, 8])
             else:
                 ids += [1000 + ord(character) for character in piece]
         return JSONResponse({"tokens": ids})
@@ -320,6 +324,29 @@ async def test_models_lists_the_one_model() -> None:
         answer = await engine.models()
         listed = json.loads(b"".join([chunk async for chunk in answer.body]))
     assert [model["id"] for model in listed["data"]] == ["gemma"]
+
+
+async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() -> None:
+    llama = LlamaCpp()
+    del llama.markers["</s>"]
+    async with running(llama) as engine:
+        await engine.ready(5)
+    del llama.markers["<start_of_turn>"]
+    async with running(llama) as engine:
+        with pytest.raises(EngineError, match="has no token <start_of_turn>; use a model of the Gemma family"):
+            await engine.ready(5)
+
+
+async def test_a_server_without_context_length_or_tokens_is_an_error() -> None:
+    llama = LlamaCpp()
+    llama.props_answer = {"default_generation_settings": {}}
+    async with running(llama) as engine:
+        with pytest.raises(EngineError, match="does not tell its context length"):
+            await engine.ready(5)
+    llama.tokenize_answer = {}
+    async with running(llama) as engine:
+        with pytest.raises(EngineError, match="answered /tokenize without tokens"):
+            await engine.ready(5)
 
 
 async def test_an_engine_that_was_not_started_says_so() -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gym_ray.dialects.neutral import Generation
+from gym_ray.dialects.reassembly import reassemble
 from gym_ray.errors import UnsupportedRequestError
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
@@ -207,6 +208,29 @@ async def test_worked_answers_of_several_lines_get_an_answer_of_several_lines(en
     assert len(lines) == 2
     assert all(line.startswith("- ") for line in lines)
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_characters_spread_over_several_tokens_stream_whole(model_url: str) -> None:
+    seen: list[Generation] = []
+    engine = LlamaCppEngine(model_url, model_name="m", on_generation=lambda _, generation: seen.append(generation))
+    await engine.start()
+    text = "\U0001f9a4\U0001fabf \U0001face"
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}] * 2
+    body = {"messages": [*turns, turns[0]], "temperature": 0, "max_tokens": 30}
+    try:
+        await ask(engine, "chat", body)
+        answer = await engine.answer(request("chat", {**body, "stream": True}))
+        data = b"".join([chunk async for chunk in answer.body])
+        await answer.aclose()
+    finally:
+        await engine.aclose()
+    whole, streamed = seen
+    rebuilt = reassemble("chat", data)
+    assert rebuilt is not None
+    assert rebuilt["choices"][0]["message"]["content"] == streamed.text == whole.text == text
+    assert whole.token_ids is not None
+    assert len(whole.token_ids) == whole.usage.completion_tokens == streamed.usage.completion_tokens
+    assert streamed.token_ids is None, "llama.cpp streams the last token of such a character only"
 
 
 async def test_an_abandoned_stream_frees_the_engine(engine: LlamaCppEngine, model_url: str) -> None:
