@@ -26,8 +26,8 @@ class LlamaCppServer:
         port: Port to listen on; 0 takes a free one.
         n_ctx: Tokens that one call may hold, prompt and answer together.
         n_parallel: Calls that run at the same time; others wait in line.
-        n_threads: Threads that compute. They wait for each other at every step: on a machine that also does other
-            work, one thread fewer than its cores is several times faster than all of them.
+        n_threads: Threads that compute. They wait for each other at every step: one for each core is fastest on an
+            idle machine, and several times slower than fewer ones where other work keeps the cores busy.
     """
 
     def __init__(
