@@ -14,7 +14,7 @@ import pytest
 from gym_ray.testing.serving import served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray's own environment, set before it is imported and put back afterwards."""
     token = tmp_path_factory.mktemp("ray") / "auth_token"
