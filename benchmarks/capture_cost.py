@@ -3,7 +3,7 @@
 The bare batcher is the least that durability costs here: it batches, writes and syncs the same number of bytes to the
 same number of files in parallel, and does nothing else: no parsing, no record, no locks, no open log, no index.
 
-    .venv/bin/python benchmarks/capture_cost.py            the whole run, a few minutes
+    .venv/bin/python benchmarks/capture_cost.py            the whole run, about three minutes
     .venv/bin/python benchmarks/capture_cost.py --quick    short and noisy, for a look
 """
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,21 +139,22 @@ class Samples:
 
 
 def measure_speed(scratch: Path, body: Path, repeats: int, seconds: int) -> Samples:
-    """Loads the variants in turn, so that the machine's moods meet all of them."""
+    """Loads the three servers in short turns, so that the machine's moods meet all of them alike."""
     samples, line_bytes = Samples(), REQUEST_BYTES + RESPONSE_BYTES + 400
-    for repeat in range(repeats):
-        order = VARIANTS if repeat % 2 == 0 else tuple(reversed(VARIANTS))
-        for variant in order:
-            directory = scratch / f"{variant}-{repeat}"
-            directory.mkdir()
-            with serve(variant, directory) as server:
-                load(server, body, connections=64, seconds=1)  # warm: files exist, code is hot
-                for connections in (64, 1):
-                    result = load(server, body, connections=connections, seconds=seconds)
+    with ExitStack() as stack:
+        servers = {}
+        for variant in VARIANTS:
+            (scratch / variant).mkdir()
+            servers[variant] = stack.enter_context(serve(variant, scratch / variant))
+            load(servers[variant], body, connections=64, seconds=1)  # warm: files exist, code is hot
+        for repeat in range(repeats):
+            for connections in (64, 1):
+                for variant in VARIANTS if repeat % 2 == 0 else reversed(VARIANTS):
+                    result = load(servers[variant], body, connections=connections, seconds=seconds)
                     samples.rounds.setdefault((variant, connections), []).append(result)
-            if variant == "on":
-                samples.sync_us.append(write_and_sync_us(directory, line_bytes, 1000))
-            shutil.rmtree(directory)
+            samples.sync_us.append(write_and_sync_us(scratch, line_bytes, 500))
+    for variant in VARIANTS:
+        shutil.rmtree(scratch / variant)
     return samples
 
 
@@ -222,12 +223,12 @@ def show(figures: dict[str, float], samples: Samples) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short round each")
+    parser.add_argument("--quick", action="store_true", help="two rounds instead of fifteen, for a look")
     parser.add_argument("--directory", type=Path, help="where capture files go; its disk is what is measured")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed; on Debian: apt-get install wrk")
-    repeats, seconds = (1, 2) if options.quick else (5, 4)
+    repeats, seconds = (2, 1) if options.quick else (15, 1)
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch_name:
         scratch = Path(scratch_name)
         body = scratch / "body.json"
