@@ -9,13 +9,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, GymRayError, StorageError
 from gym_ray.model_call_capture.open_log import list_logs, take_dead
 from gym_ray.model_call_capture.registry import WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["adopt_dead_logs", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
+__all__ = ["adopt_dead_logs", "clear_rollout", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,20 @@ def lost_calls_of_dead_writers(store: CaptureStore, rollout_ids: Iterable[str]) 
             store.mark_incomplete(rollout_id)
             lost.setdefault(rollout_id, []).extend(call_ids)
     return lost
+
+
+def clear_rollout(store: CaptureStore, rollout_id: str) -> None:
+    """Empty a rollout's capture before its attempt is dispatched, also of what dead writers still owe it (A83).
+
+    Living writers drop their own lists when the first new record comes, or at once when told to forget.
+
+    Raises:
+        RolloutIdError: The id cannot be a file name.
+        CaptureError: The capture cannot be cleared.
+        StorageError: A dead writer's log cannot be read or written.
+    """
+    forget_in_dead_logs(store.root, check_rollout_id(rollout_id))
+    store.clear(rollout_id)
 
 
 def forget_in_dead_logs(root: Path, rollout_id: str) -> None:

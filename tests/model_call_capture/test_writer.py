@@ -17,7 +17,7 @@ from starlette.routing import Route
 from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, WrittenCalls, forget, list_written_calls, quiesce_endpoint
-from gym_ray.model_call_capture.recovery import forget_in_dead_logs
+from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.storage.calls import FileCalls
@@ -231,7 +231,9 @@ async def test_a_rollout_that_begins_anew_owes_nothing_to_the_dead(tmp_path: Pat
     begin(dead, "0-0")
     begin(dead, "0-1")
     abandon(dead)
-    forget_in_dead_logs(tmp_path, "0-0")
+    CaptureStore(tmp_path).mark_incomplete("0-0")
+    clear_rollout(CaptureStore(tmp_path), "0-0")
+    assert not CaptureStore(tmp_path).is_incomplete("0-0")
     async with client_for() as client:
         written = await list_written_calls(tmp_path, ["0-0", "0-1"], client=client, timeout_s=1)
     assert written["0-0"].complete
