@@ -57,4 +57,9 @@ def _local_engine(server: ServerSettings, options: LocalModelOptions, local_engi
             "no llama.cpp server runs on this node",
             "start one and pass its root URL",
         )
-    return LlamaCppEngine(local_engine_url, model_name=options.model_name, default_max_tokens=options.max_output_tokens)
+    return LlamaCppEngine(
+        local_engine_url,
+        model_name=options.model_name,
+        default_max_tokens=options.max_output_tokens,
+        turn_end=options.turn_end,
+    )

@@ -17,6 +17,7 @@ from gym_ray.errors import EngineError
 
 __all__ = ["InvalidBodyError", "engine_error_response", "error_response", "invalid_body_response"]
 
+_UNPROCESSABLE = 422
 _OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -66,14 +67,20 @@ def invalid_body_response(dialect: str, problem: InvalidBodyError) -> Response:
     """Return the 422 that carries both ``detail`` and the dialect's own ``error`` (A183)."""
     detail = {"type": problem.kind, "loc": ["body", *problem.where], "msg": problem.message}
     text = f"request body: {problem.message}; a JSON object is needed"
-    return _json(422, {"detail": [detail], **_error(dialect, 422, text)})
+    return _unprocessable(dialect, detail, text)
 
 
 def engine_error_response(dialect: str | None, error: EngineError) -> Response:
     """Return an engine's failure: its own body where it gave one, else its message in the dialect's shape."""
     if error.body:
         return Response(error.body, error.status, media_type="application/json")
+    if error.status == _UNPROCESSABLE:
+        return _unprocessable(dialect, {"type": "value_error", "loc": ["body"], "msg": error.message}, error.message)
     return error_response(dialect, error.status, error.message)
+
+
+def _unprocessable(dialect: str | None, detail: dict[str, Any], message: str) -> Response:
+    return _json(_UNPROCESSABLE, {"detail": [detail], **_error(dialect, _UNPROCESSABLE, message)})
 
 
 def _error(dialect: str | None, status: int, message: str) -> dict[str, Any]:

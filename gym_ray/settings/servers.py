@@ -130,6 +130,8 @@ class LocalModelOptions(ModelOptions):
         n_threads: Threads of the engine; None takes the cores of the node.
         max_output_tokens: Bound where a request names none.
         model_name: The name that answers carry.
+        turn_end: How the model ends its turn: a base model by a ``line`` feed that its grammar enforces, one tuned for
+            chat by its end ``marker``.
     """
 
     model_path: Path | None = None
@@ -138,6 +140,7 @@ class LocalModelOptions(ModelOptions):
     n_threads: PositiveCount | None = None
     max_output_tokens: PositiveCount = 256
     model_name: Name = "gemma-3-270m"
+    turn_end: Literal["line", "marker"] = "line"
 
 
 class SimpleAgentOptions(ServerOptions):

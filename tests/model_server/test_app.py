@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
-from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError
+from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, UnsupportedRequestError
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
@@ -306,6 +306,19 @@ class TestEngineFailures:
                 assert response.status_code == status
                 assert message_of(response) == error.message
                 assert (response.json().get("type") == "error") == (dialect == MESSAGES)
+
+    async def test_a_body_that_the_engine_finds_wrong_is_a_422_with_detail_and_the_dialects_error(self) -> None:
+        def refuse(request: EngineRequest) -> ScriptedAnswer:
+            raise UnsupportedRequestError("input: is missing", 422)
+
+        async with serving(FakeEngine(script=refuse)) as http:
+            for path in PATHS:
+                response = await http.post(path, json=BODY)
+                assert response.status_code == 422
+                assert response.json()["detail"] == [
+                    {"type": "value_error", "loc": ["body"], "msg": "input: is missing"}
+                ]
+                assert message_of(response) == "input: is missing"
 
     async def test_an_engine_failure_is_logged_and_a_clients_mistake_is_not(
         self, caplog: pytest.LogCaptureFixture

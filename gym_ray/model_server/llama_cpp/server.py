@@ -109,5 +109,8 @@ class LlamaCppServer:
         params.cpuparams_batch.n_threads = self._n_threads
         params.n_threads_http = _HTTP_THREADS
         params.warmup = False
+        # Gemma's sliding-window layers drop what lies behind the window, and with it the cache of a prompt's beginning;
+        # rollouts send that beginning again with every call.
+        params.swa_full = True
         params.verbosity = _QUIET
         return params
