@@ -15,6 +15,7 @@ from ray.exceptions import RayTaskError
 from gym_ray.actors.health import Watched
 from gym_ray.actors.ray_port import RayPort, Seat
 from gym_ray.errors import GymRayError
+from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.collection import Collection, CollectionSettings, Finished, Progress
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
@@ -57,21 +58,31 @@ class CollectorHost(Watched):
         self._collection: Collection | None = None
         self._finished: AsyncGenerator[Finished] | None = None
         self._turn = asyncio.Lock()
+        self._port: RayPort | None = None
 
     async def begin(self) -> RunStart:
         """Take the output's lock, validate and expand the input, set earlier results aside (D48).
 
         Raises:
             InputError: A row cannot be used; nothing of an earlier run has changed.
-            StorageError: The output cannot be written, or another collector writes it.
+            StorageError: The output cannot be written, or another collector writes it or captures the same ids.
         """
         lock = self._held.enter_context(RunLock(self._plan.paths))
-        return await asyncio.to_thread(begin_run, lock, self._plan.source, self._plan.options)
+        plan = self._plan
+        return await asyncio.to_thread(begin_run, lock, plan.source, plan.options, claim=self._claim)
+
+    def _claim(self, rows_file: Path) -> None:
+        if self._plan.capture_dir is None:
+            return
+        with MaterialisedRows(rows_file) as rows:
+            ids = (rows.attempt(ordinal, 0).rollout_id for ordinal in range(len(rows)))
+            owner = CaptureOwner(self._plan.capture_dir, ids, self._plan.paths.output)
+        self._held.callback(owner.close)
 
     async def open(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
         """Take the seats that will do the work; call it once, after :meth:`begin`."""
         plan = self._plan
-        port = RayPort(workers, joiners, lanes=plan.lanes, capture_dir=plan.capture_dir)
+        port = self._port = RayPort(workers, joiners, lanes=plan.lanes, capture_dir=plan.capture_dir)
         rows = self._held.enter_context(MaterialisedRows(plan.paths.materialised))
         outputs = self._held.enter_context(RunOutputs(plan.paths))
         log = self._held.enter_context(LedgerLog(plan.paths.ledger))
@@ -121,6 +132,8 @@ class CollectorHost(Watched):
         if self._finished is not None:
             async with self._turn:
                 await self._finished.aclose()
+        if self._port is not None:
+            await self._port.aclose()
         self._held.close()
 
 

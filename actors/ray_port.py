@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -22,6 +23,8 @@ from gym_ray.actors.cluster import alive_nodes, resources
 from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_call_capture import CaptureStore
+from gym_ray.model_call_capture.quiesce import forget
+from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 
 __all__ = ["RayPort", "Seat"]
@@ -56,6 +59,8 @@ class RayPort:
     ) -> None:
         self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
         self._store = None if capture_dir is None else CaptureStore(capture_dir)
+        # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(10.0), trust_env=False)
 
     @property
     def capacity(self) -> int:
@@ -63,12 +68,17 @@ class RayPort:
         return max(1, self._lanes * sum(1 for seat in self._workers if not seat.gone))
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
-        """Empty the captures of these attempts under the writers' lock, off the loop (D25, D28)."""
+        """Empty the captures of these attempts, and tell the servers that they begin anew (D25, D28)."""
         store = self._store
         if store is None:
             return
+        await forget(store.root, rollout_ids, client=self._client)
         for rollout_id in rollout_ids:
-            await asyncio.to_thread(store.clear, rollout_id)
+            await asyncio.to_thread(clear_rollout, store, rollout_id)
+
+    async def aclose(self) -> None:
+        """Close the connections to the servers; idempotent."""
+        await self._client.aclose()
 
     async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
         """Run one attempt on the least busy worker; the result stays in the object store."""

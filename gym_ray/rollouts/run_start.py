@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,8 +89,16 @@ class RunStart:
     set_aside: Path | None
 
 
-def begin_run(lock: RunLock, source: str | Path, options: RowOptions) -> RunStart:
+def begin_run(
+    lock: RunLock, source: str | Path, options: RowOptions, *, claim: Callable[[Path], None] | None = None
+) -> RunStart:
     """Validate and expand the input, set earlier results aside, and begin a fresh run under a held lock (D48).
+
+    Args:
+        lock: The held lock.
+        source: The input.
+        options: How it becomes rows.
+        claim: Called with the expanded rows before anything of an earlier run changes; what it raises ends the start.
 
     Raises:
         InputError: A row cannot be used; nothing of an earlier run has changed.
@@ -100,6 +109,8 @@ def begin_run(lock: RunLock, source: str | Path, options: RowOptions) -> RunStar
     try:
         _remove_left_overs(paths)
         materialisation = materialise_rows(Path(source), new_rows, options)
+        if claim is not None:
+            claim(new_rows)
         set_aside = _set_aside(paths, run_id, calls)
         for output in (paths.output, paths.failures):
             output.touch(exist_ok=False)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,31 @@ async def test_leaving_the_iteration_stops_the_run_and_keeps_what_ended(
     stored = lines(run.paths.output)
     assert 1 <= len(stored) < 40
     run.check_evidence()
+
+
+def test_a_second_run_with_the_same_ids_is_refused_and_changes_nothing(
+    make_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    from gym_ray.actors.cluster import close_actors, get, local_node, start_actor
+    from gym_ray.actors.collector import CollectionPlan, CollectorHost
+    from gym_ray.errors import StorageError
+
+    run = make_run(3)
+    with run.started(tmp_path) as (running, _):
+        get(running.collector.run.remote(), 120)
+        before = {path.name: path.read_bytes() for path in run.settings.capture_dir.glob("*.jsonl")}
+        plan = run._make_plan(CollectionPlan)
+        other = RunPaths.of(tmp_path / "other" / "records.jsonl")
+        other.output.parent.mkdir()
+        other.output.write_text("an earlier result\n")
+        second = start_actor(CollectorHost, local_node(), "second", replace(plan, paths=other), max_restarts=0)
+        try:
+            with pytest.raises(StorageError, match="rollout id 0-0 belongs to the run that writes"):
+                get(second.begin.remote(), 60)
+        finally:
+            close_actors([second], 5)
+    assert other.output.read_text() == "an earlier result\n"
+    assert {path.name: path.read_bytes() for path in run.settings.capture_dir.glob("*.jsonl")} == before
 
 
 class Killer(threading.Thread):

@@ -1,0 +1,107 @@
+"""Who may write a capture directory: live runs whose rollout ids overlap refuse each other (A20, D19).
+
+Rollout ids hold no run id. A second run with the same ids would empty the first one's captures and mix with them, so
+each run leaves its ids in a file that it keeps locked while it lives. The lock ends with the process; a file that
+nobody locks belongs to a dead run and is removed by the next one that looks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gym_ray.errors import StorageError
+
+__all__ = ["CaptureOwner"]
+
+_DIRECTORY = Path(".gym-ray") / "owners"
+
+
+class CaptureOwner:
+    """A run's claim on its rollout ids in a capture directory, held until :meth:`close` or the end of the process.
+
+    Args:
+        root: Capture directory; created where it is missing.
+        rollout_ids: The run's ids, without attempt suffixes.
+        output: The run's main output, named in the message that another run gets.
+
+    Raises:
+        StorageError: A live run has one of the ids; the message names its output, the id and the remedy. Or the
+            directory cannot be written or locked.
+    """
+
+    def __init__(self, root: Path, rollout_ids: Iterable[str], output: Path) -> None:
+        self._directory = root / _DIRECTORY
+        self._path = self._directory / f"{uuid.uuid4().hex}.ids"
+        self._file: BinaryIO | None = None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with self._one_at_a_time():
+                self._claim(rollout_ids, output)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{self._directory}: cannot be written or locked: {error}") from error
+
+    def close(self) -> None:
+        """Give the ids back; idempotent."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        with (self._directory / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _others(self) -> list[Path]:
+        """Return the files of live runs, and remove those of dead ones."""
+        living = []
+        for path in self._directory.glob("*.ids"):
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    living.append(path)
+                else:
+                    path.unlink()
+        return living
+
+    def _claim(self, rollout_ids: Iterable[str], output: Path) -> None:
+        lines: Iterable[bytes] = (rollout_id.encode() + b"\n" for rollout_id in rollout_ids)
+        if others := self._others():
+            lines = set(lines)  # held in memory only where there is somebody to compare with
+            for other in others:
+                self._refuse_overlap(other, lines)
+        self._register(lines, output)
+
+    def _refuse_overlap(self, other: Path, mine: set[bytes]) -> None:
+        with other.open("rb") as file:
+            owner = file.readline().decode().strip()
+            taken = next((line for line in file if line in mine), None)
+        if taken is not None:
+            raise StorageError(
+                f"{self._directory.parent.parent}: rollout id {taken.decode().strip()} belongs to the run that "
+                f"writes {owner}, which goes on; wait for it or choose another model_call_capture_dir"
+            )
+
+    def _register(self, lines: Iterable[bytes], output: Path) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(descriptor, "wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(f"{output}\n".encode())
+            file.writelines(lines)
+            file.flush()
+        except BaseException:
+            self._path.unlink(missing_ok=True)
+            file.close()
+            raise
+        self._file = file
