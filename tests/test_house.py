@@ -1,0 +1,108 @@
+"""The plan of the house, held against the code: who may import whom, and what must not be loaded."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gym_ray"
+
+# From the ground up; a module imports only from its own room and from floors below it.
+FLOORS = [
+    {"errors", "exact_json"},
+    {"correlation", "server_directory", "settings"},
+    {"storage", "dialects"},
+    {"model_call_capture"},
+    {"evidence", "model_server"},
+    {"environments", "agents", "rollouts"},
+    {"testing"},
+    {"actors", "cli"},
+    {"__main__"},
+]
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+SIDEWAYS = {("cli", "actors")}
+
+
+def modules() -> list[Path]:
+    product = [path for path in PACKAGE.rglob("*.py") if "actors" not in path.relative_to(PACKAGE).parts]
+    return sorted(product) + sorted((ROOT / "actors").glob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    if path.is_relative_to(ROOT / "actors"):
+        return "actors"
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield node.lineno, node.module or ""
+            if node.module == "gym_ray":
+                yield from ((node.lineno, f"gym_ray.{name.name}") for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(path) for path in modules()} - {"__init__"}
+    assert rooms == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_imports_upward_or_sideways(path: Path) -> None:
+    room = room_of(path)
+    for line, name in imports(path):
+        if not name.startswith("gym_ray.") or room == "__init__":
+            continue
+        other = name.split(".")[1]
+        if other == room or other not in FLOOR_OF:
+            continue
+        below = FLOOR_OF[other] < FLOOR_OF[room] or (room, other) in SIDEWAYS
+        assert below, f"{path.relative_to(ROOT)}:{line}: {room} imports {other}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_actors_import_ray(path: Path) -> None:
+    if room_of(path) == "actors":
+        return
+    for line, name in imports(path):
+        assert name.split(".")[0] != "ray", f"{path.relative_to(ROOT)}:{line}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text("utf-8")
+    limit = 200 if room_of(path) == "actors" else 400
+    assert text.count("\n") <= limit, f"{path.relative_to(ROOT)} is longer than {limit} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 60, f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules() if room_of(path) != "actors"],
+)
+def test_every_module_says_what_it_is_for(module: str) -> None:
+    path = ROOT / (module.replace(".", "/") + ".py")
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), f"{module} has no docstring"
+
+
+def test_the_core_loads_neither_ray_nor_a_server() -> None:
+    code = (
+        "import sys, gym_ray.model_call_capture, gym_ray.rollouts.collection, gym_ray.settings\n"
+        "loaded = {'ray', 'uvicorn', 'torch', 'xllamacpp', 'typer'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
