@@ -32,8 +32,17 @@ def failure_from(error: BaseException) -> RunFailure:
     """Return the failure that ``error`` stands for.
 
     An :class:`AgentError` names its own class. In an agent's own code the errors of HTTP clients and of the model SDKs
-    are told apart by the status they carry, or by the broken transport behind them.
+    are told apart by the status they carry, or by the broken transport behind them. An error whose own code fails when
+    it is looked at is a failure like any other.
     """
+    try:
+        return _classed(error)
+    except BaseException as broken:  # noqa: BLE001 - an error's text and status may be foreign code, too
+        message = f"the error cannot be read: looking at it raised {type(broken).__name__}"
+        return RunFailure(AGENT_RUN_ERROR, type(error).__name__, message)
+
+
+def _classed(error: BaseException) -> RunFailure:
     if isinstance(error, AgentError):
         return _failure(error, error.failure_class, error.status, error.body or None)
     status, body = _status_and_body(error)

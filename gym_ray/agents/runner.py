@@ -83,7 +83,9 @@ class AgentRunner:
         failure = None
         try:
             reply = await self._within(self._attempt(row, rollout_id, agent_name), rollout_id, timeout_s)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to foreign code; all of it is recorded
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to foreign code; all of it is recorded
             failure = failure_from(error)
         return RunResult(reply, failure, (time.monotonic() - started) * 1000.0)
 
@@ -141,9 +143,14 @@ class AgentRunner:
 
 
 async def _contained(attempt: Any) -> bytes | BaseException:
-    """Return what the attempt raised instead of raising it; a ``SystemExit`` in a task would stop the event loop."""
+    """Return what the attempt raised instead of raising it.
+
+    A ``SystemExit`` or ``KeyboardInterrupt`` that leaves a task stops the event loop, and every other attempt with it.
+    """
     try:
         result: bytes = await attempt
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - handed to the awaiting side, which records it
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - handed to the awaiting side, which records it
         return error
     return result

@@ -6,6 +6,7 @@ goes wrong is a JSON answer with a status that fits: an agent's text must never 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -135,7 +136,10 @@ class _Routes:
             return _json(_validation_detail(error), 422)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it; the agent went away while sending
-        except Exception as error:  # noqa: BLE001 - the boundary to an environment's code: its failure is an answer
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to an environment's code: its failure is an answer
+            # A SystemExit, too: leaving its task it would stop the event loop, and every session with it.
             _log.exception("POST /%s failed", route)
             return _json({"error": f"{type(error).__name__}: {error}"}, 500)
 

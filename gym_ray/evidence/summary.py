@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["RolloutSummary", "summarise"]
 
+_LONGEST_NAME = 80
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
@@ -20,7 +22,7 @@ class RolloutSummary:
         task: Task index as text.
         reward: None when it is missing, no number, not finite, or masked by the verifier (``mask_sample``).
         masked: The rollout completed, but its reward is no measurement (D3).
-        failure_class: None for a record of the main output.
+        failure_class: None for a record of the main output; short and printable, whatever the reply gave as its class.
         num_calls: Captured calls, None when capture is off or could not be attached.
         tokens_in, tokens_out, tokens_reasoning, tokens_total, cached_tokens: Sums over the calls.
         call_latency_ms: Sum over the calls.
@@ -67,7 +69,7 @@ def summarise(
         task=str(record.get("_ng_task_index")),
         reward=None if masked or failure_class is not None else _measured(record.get("reward")),
         masked=masked,
-        failure_class=None if failure_class is None else str(failure_class),
+        failure_class=None if failure_class is None else _name_of(failure_class),
         num_calls=metrics.get("num_calls"),
         tokens_in=metrics.get("tokens_in"),
         tokens_out=metrics.get("tokens_out"),
@@ -78,6 +80,14 @@ def summarise(
         latency_ms=latency_ms,
         gap_codes=tuple(gap["code"] for gap in gaps),
     )
+
+
+def _name_of(failure_class: object) -> str:
+    """Return a reply's own failure class as a name that can be counted and printed; the record keeps it as it came."""
+    if not isinstance(failure_class, str):
+        return f"unnamed ({type(failure_class).__name__})"
+    name = failure_class if len(failure_class) <= _LONGEST_NAME else failure_class[:_LONGEST_NAME] + "…"
+    return name if name.isprintable() else ascii(name)
 
 
 def _measured(reward: object) -> float | None:

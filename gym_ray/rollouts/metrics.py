@@ -67,6 +67,8 @@ class _Sum:
         return self.total / self.known if self.known else None
 
 
+_MOST_CLASSES = 100
+_OTHER_CLASSES = "(other classes)"
 _TOKENS = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens")
 
 
@@ -100,7 +102,8 @@ class _Group:
             self.unstored += 1
             return
         if summary.failure_class is not None:
-            self.failures[summary.failure_class] += 1
+            known = summary.failure_class in self.failures or len(self.failures) < _MOST_CLASSES
+            self.failures[summary.failure_class if known else _OTHER_CLASSES] += 1  # replies may name any number
             self.retried += retried
             self.failed += not retried
             return

@@ -55,3 +55,15 @@ def test_a_streamed_answer_that_nobody_read_has_no_body() -> None:
     response = httpx.Response(503, stream=httpx.ByteStream(b"x"), request=REQUEST)
     failure = failure_from(httpx.HTTPStatusError("status", request=REQUEST, response=response))
     assert (failure.failure_class, failure.response_body) == ("engine_unavailable", None)
+
+
+class HostileStatus(Exception):
+    @property
+    def status_code(self) -> int:
+        raise SystemExit(1)
+
+
+def test_an_error_that_breaks_when_it_is_looked_at_is_a_named_failure() -> None:
+    failure = failure_from(HostileStatus("x"))
+    assert (failure.failure_class, failure.error_type) == ("agent_run_error", "HostileStatus")
+    assert failure.message == "the error cannot be read: looking at it raised SystemExit"

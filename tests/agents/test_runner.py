@@ -52,6 +52,19 @@ def in_thread(row, ctx):
 async def leaves(row, ctx):
     sys.exit(3)
 
+async def interrupts(row, ctx):
+    raise KeyboardInterrupt("from the agent")
+
+async def leaves_like_a_generator(row, ctx):
+    raise GeneratorExit
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+async def raises_unreadable(row, ctx):
+    raise Unreadable
+
 async def raises(row, ctx):
     raise ValueError("no\\nluck")
 
@@ -403,6 +416,9 @@ async def test_own_reward_is_not_verified_again(agent_file: Path) -> None:
     ("function", "message"),
     [
         ("leaves", "3"),
+        ("interrupts", "from the agent"),
+        ("leaves_like_a_generator", "GeneratorExit"),
+        ("raises_unreadable", "looking at it raised ValueError"),
         ("raises", "no luck"),
         ("cancels_itself", "cancelled itself"),
         ("returns_set", "reply.response.output is a set"),

@@ -20,7 +20,7 @@ class Counter(Environment):
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        return {"count": self._count, "refuse": self._refuse, "break": self._break}
+        return {"count": self._count, "refuse": self._refuse, "break": self._break, "leave": self._leave}
 
     async def seed_session(self, session: Session, body: dict[str, Any]) -> dict[str, Any]:
         self.counts[session.id] = 0
@@ -42,6 +42,9 @@ class Counter(Environment):
 
     async def _refuse(self, session: Session, arguments: dict[str, Any]) -> Any:
         raise ToolError("not that one", 418)
+
+    async def _leave(self, session: Session, arguments: dict[str, Any]) -> Any:
+        raise SystemExit("bye")
 
     async def _break(self, session: Session, arguments: dict[str, Any]) -> Any:
         raise ZeroDivisionError("oh")
@@ -113,7 +116,8 @@ async def test_a_forged_cookie_opens_nothing(client: httpx.AsyncClient, environm
     [
         ("/refuse", 418, "not that one"),
         ("/break", 500, "ZeroDivisionError: oh"),
-        ("/nothing", 404, "Unknown tool: nothing. Known tools: break, count, refuse."),
+        ("/leave", 500, "SystemExit: bye"),
+        ("/nothing", 404, "Unknown tool: nothing. Known tools: break, count, leave, refuse."),
     ],
 )
 async def test_what_goes_wrong_is_an_answer(client: httpx.AsyncClient, path: str, status: int, message: str) -> None:

@@ -269,3 +269,22 @@ def test_no_gap_means_that_every_listed_call_is_attached_once_in_any_order(
     assert ("model_call_capture_calls_missing" in codes) == bool(listed - in_file)
     assert ("model_call_capture_open_calls" in codes) == bool(opened)
     assert bool(codes) == bool(listed - in_file or opened or not in_file)
+
+
+@pytest.mark.parametrize(
+    ("given_class", "named"),
+    [
+        ("x" * 1_000_000, "x" * 80 + "…"),
+        ("\ud800bad", "'\\ud800bad'"),
+        ("\x1b[2J", "'\\x1b[2J'"),
+        ({"a": ["x" * 1000]}, "unnamed (dict)"),
+        (False, "unnamed (bool)"),
+    ],
+)
+def test_a_replys_own_failure_class_is_kept_as_it_came_and_counted_under_a_short_printable_name(
+    given_class: object, named: str
+) -> None:
+    record, found = run({"_ng_failure_class": given_class})
+    assert record["_ng_failure_class"] == given_class
+    assert found.summary.failure_class == named
+    assert found.destination == "failures"

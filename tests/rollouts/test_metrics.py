@@ -113,3 +113,13 @@ def test_memory_does_not_depend_on_the_number_of_rollouts() -> None:
         return sys.getallocatedblocks()
 
     assert add(3_000) - add(2_000) < 200
+
+
+def test_memory_does_not_depend_on_how_many_failure_classes_replies_invent() -> None:
+    metrics = RunMetrics()
+    for n in range(1_000):
+        metrics.add(summary(failure_class=f"class {n}"))
+    failures = metrics.to_dict()["overall"]["failures"]
+    assert len(failures) == 101
+    assert failures["(other classes)"] == 900
+    assert sum(failures.values()) == 1_000
