@@ -63,8 +63,8 @@ def derive_rollout_id(body: object) -> str | None:
         RolloutIdError: An explicit or derived id breaks the character rule, or the attempt is not a number.
     """
     explicit = _field(body, "_ng_rollout_id")
-    if explicit is None:
-        explicit = _field(body, "capture_rollout_id")
+    if explicit is None and not isinstance(body, Mapping):
+        explicit = _field(body, "capture_rollout_id")  # how typed run requests name it (D21)
     attempt = _attempt_suffix(_field(body, "_ng_attempt_index"))
     if explicit is not None:
         return check_rollout_id(explicit, "_ng_rollout_id") + attempt

@@ -87,7 +87,7 @@ def test_files_and_functions_stay_short(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             length = node.end_lineno - node.lineno + 1
-            assert length <= 60, f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {length} lines"
+            assert length <= 50, f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {length} lines"
 
 
 @pytest.mark.parametrize(

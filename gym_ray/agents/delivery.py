@@ -21,15 +21,18 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-def build_client(*, max_connections: int = 1024, read_timeout_s: float = 600.0) -> httpx.AsyncClient:
+def build_client(*, max_connections: int = 1024) -> httpx.AsyncClient:
     """Return a pooled client that forgets every cookie and reads nothing from the environment.
+
+    It waits for an answer as long as its attempt may run: the attempt's own deadline is the only one, so that a slow
+    agent or engine is one clear ``agent_timeout``, and a run without a deadline has none here either.
 
     Idle connections are given up well before a server closes them (uvicorn: 5 s), so that no request goes out on a
     connection that is being closed.
     """
     return httpx.AsyncClient(
         cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[])),
-        timeout=httpx.Timeout(connect=10.0, read=read_timeout_s, write=60.0, pool=None),
+        timeout=httpx.Timeout(connect=10.0, read=None, write=60.0, pool=None),
         limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=256, keepalive_expiry=2.0),
         trust_env=False,
     )

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from gym_ray import __version__
 from gym_ray.cli.captures import captures_app
@@ -38,9 +39,5 @@ def main() -> None:
     try:
         app()
     except GymRayError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}")
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -12,17 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from gym_ray import exact_json
-from gym_ray.errors import CaptureError
+from gym_ray.errors import CaptureError, RolloutIdError
 from gym_ray.model_call_capture import CaptureStore, ModelCallRecord
 from gym_ray.model_call_capture.attachment import build_attachment
 from gym_ray.model_call_capture.records import aggregate_model_call_records, read_available_model_call_records
+from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX
 
 __all__ = ["captures_app"]
 
 captures_app = typer.Typer(help="Look at captured model calls.", no_args_is_help=True)
-
-_SUFFIX = ".capture.jsonl"
-_MARKER = ".capture.incomplete"
 
 Directory = Annotated[Path, typer.Argument(help="Capture directory.", metavar="DIR")]
 
@@ -37,13 +35,17 @@ def _open(directory: Path) -> CaptureStore:
 def ls(directory: Directory) -> None:
     """List the rollouts of a capture directory with their calls, tokens and state."""
     store = _open(directory)
-    files = {path.name.removesuffix(_SUFFIX) for path in directory.glob(f"*{_SUFFIX}")}
-    marked = {path.name.removesuffix(_MARKER) for path in directory.glob(f"*{_MARKER}")}
+    files = {path.name.removesuffix(CAPTURE_SUFFIX) for path in directory.glob(f"*{CAPTURE_SUFFIX}")}
+    marked = {path.name.removesuffix(INCOMPLETE_SUFFIX) for path in directory.glob(f"*{INCOMPLETE_SUFFIX}")}
     table = Table("rollout", "calls", "failed", "tokens in", "tokens out", "latency", "state", box=None)
     for name in ("calls", "failed", "tokens in", "tokens out", "latency"):
         next(column for column in table.columns if column.header == name).justify = "right"
     for rollout_id in sorted(files | marked, key=_natural):
-        calls, damaged = read_available_model_call_records(store, rollout_id)
+        try:
+            calls, damaged = read_available_model_call_records(store, rollout_id)
+        except (CaptureError, RolloutIdError) as error:
+            table.add_row(escape(rollout_id), "?", "?", "?", "?", "?", escape(str(error)))
+            continue
         totals = aggregate_model_call_records(calls)
         failed = sum(1 for call in calls if call.error_category is not None)
         state = "incomplete" if rollout_id in marked else "damaged lines: " + str(damaged) if damaged else "whole"

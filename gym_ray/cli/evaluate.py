@@ -26,6 +26,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings, settings_from_yaml
+from gym_ray.storage.posix import PosixStore
 
 __all__ = ["eval_app"]
 
@@ -223,7 +224,8 @@ def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
 def _finish(
     settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, *, interrupted: bool
 ) -> int:
-    paths.aggregate_metrics.write_bytes(exact_json.dumps(metrics.to_dict()) + b"\n")
+    figures = exact_json.dumps(metrics.to_dict()) + b"\n"
+    PosixStore(paths.aggregate_metrics.parent).publish(paths.aggregate_metrics.name, figures)
     files: Sequence[tuple[str, Path | None]] = (
         ("records", paths.output),
         ("failures", paths.failures if progress.failed or progress.retries else None),

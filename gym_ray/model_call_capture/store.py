@@ -22,9 +22,10 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles
 from gym_ray.storage.posix import make_directory, sync_directory
 
-__all__ = ["CAPTURE_SUFFIX", "CaptureStore", "capture_file_name", "encode_line"]
+__all__ = ["CAPTURE_SUFFIX", "INCOMPLETE_SUFFIX", "CaptureStore", "capture_file_name", "encode_line"]
 
 CAPTURE_SUFFIX = ".capture.jsonl"
+INCOMPLETE_SUFFIX = ".capture.incomplete"
 
 _LONGEST_POLL_S = 0.05
 
@@ -75,7 +76,7 @@ class CaptureStore:
         Raises:
             RolloutIdError: The id cannot be a file name here.
         """
-        return self.root / f"{check_rollout_id(rollout_id)}.capture.incomplete"
+        return self.root / f"{check_rollout_id(rollout_id)}{INCOMPLETE_SUFFIX}"
 
     def mark_incomplete(self, rollout_id: str) -> None:
         """Mark a rollout as having lost a record; durable when it returns, and it stays until cleared (A56, A69).

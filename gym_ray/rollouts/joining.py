@@ -53,7 +53,8 @@ class Joiner:
         self._outputs = RunOutputs(paths)
         self._capture_dir = capture_dir
         self._store = None if capture_dir is None else CaptureStore(capture_dir)
-        self._client = client or httpx.AsyncClient()
+        # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
+        self._client = client or httpx.AsyncClient(trust_env=False)
         self._owns_client = client is None
         self._quiesce_timeout_s = quiesce_timeout_s
 

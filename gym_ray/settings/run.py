@@ -103,7 +103,6 @@ class RunSettings(CaptureSettings):
         interleave_repeats: Run the first repeat of every row before the second of any (D11).
         responses_create_params: Laid over each row's own, at the top level only (D12).
         run_timeout_s: Longest that one rollout may take; None has no bound.
-        resume_from_cache: Go on with an earlier run of the same output.
         num_rollout_workers: Worker processes; None lets the cluster choose.
         head_server: Where the run can be found.
         start_timeout_s: Longest that the servers may take to start; 0 waits for ever (D129).
@@ -125,7 +124,6 @@ class RunSettings(CaptureSettings):
     interleave_repeats: bool = False
     responses_create_params: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold headers with keys
     run_timeout_s: PositiveSeconds | None = 600.0
-    resume_from_cache: bool = False
     num_rollout_workers: PositiveCount | None = None
     head_server: HeadServer = Field(default_factory=HeadServer)
     start_timeout_s: Seconds = 600.0

@@ -107,7 +107,7 @@ class Run:
 def make_run(
     ray_cluster: None, tmp_path: Path, write_settings: Callable[..., Any], serve: Callable[[Any], str]
 ) -> Callable[..., Run]:
-    from tests.actors.upstreams import numbered_upstream
+    from gym_ray.testing.numbered_upstream import numbered_upstream
 
     def make(rows: int, latency_s: float = 0.0, **options: Any) -> Run:
         agent = f"{HERE / 'agents' / 'diary_agent.py'}:agent"

@@ -42,7 +42,7 @@ def test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call(
     from gym_ray.actors.collecting import collecting
     from gym_ray.actors.collector import CollectionPlan
     from gym_ray.actors.servers import start_servers
-    from tests.actors.upstreams import failing_upstream
+    from gym_ray.testing.numbered_upstream import failing_upstream
 
     settings = write_settings(SETTINGS.replace("UPSTREAM", serve(failing_upstream())))
     source, paths = tmp_path / "rows.jsonl", RunPaths.of(tmp_path / "out.jsonl")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.testing.numbered_upstream import numbered_upstream
 from gym_ray.testing.serving import served
-from tests.actors.upstreams import numbered_upstream
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent

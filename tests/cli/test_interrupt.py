@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gym_ray.model_call_capture import CaptureStore
+from gym_ray.testing.numbered_upstream import numbered_upstream
 from gym_ray.testing.serving import served
-from tests.actors.upstreams import numbered_upstream
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 ROOT = Path(__file__).parents[2]

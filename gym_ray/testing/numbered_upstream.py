@@ -1,4 +1,4 @@
-"""Upstreams for the tests of actors."""
+"""Upstreams with answers of their own: numbered ones that take their time, and ones that fail as they are told."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+__all__ = ["failing_upstream", "numbered_upstream"]
 
 
 def numbered_upstream(latency_s: float) -> Starlette:
@@ -49,7 +51,7 @@ def numbered_upstream(latency_s: float) -> Starlette:
 
 
 def failing_upstream() -> Starlette:
-    """An upstream whose answer depends on the first word of the input: a status, or ``hang``."""
+    """An upstream whose answer depends on the first word of the input: a status, ``hang`` or ``cut``."""
 
     async def responses(request: Request) -> Response:
         word = (await request.json())["input"].split()[0]
