@@ -1,4 +1,4 @@
-"""An agent of your own with the OpenAI SDK: it asks the question and hands the text back to be scored."""
+"""An agent of your own with the OpenAI SDK: it asks the question and hands the response back to be scored."""
 
 from typing import Any
 
