@@ -7,15 +7,12 @@ from typing import Any, Final
 
 from gym_ray.dialects.neutral import (
     PromptRequest,
-    ResponseFormat,
     Sampling,
-    Tool,
     ToolCall,
-    ToolChoice,
     Turn,
     merge_turns,
 )
-from gym_ray.dialects.synthesis import fields
+from gym_ray.dialects.synthesis import fields, openai_fields
 from gym_ray.dialects.synthesis.choices import checked_choice
 
 __all__ = ["read_request"]
@@ -50,13 +47,13 @@ def read_request(body: Mapping[str, Any]) -> PromptRequest:
     turns = [
         _turn(fields.as_object(raw, f"messages[{index}]"), f"messages[{index}]") for index, raw in enumerate(messages)
     ]
-    tools = _tools(body.get("tools"))
+    tools = openai_fields.tools(body.get("tools"), nested=True)
     limit = fields.whole(body, "max_completion_tokens", 1)
     return PromptRequest(
         turns=merge_turns(turns),
         tools=tools,
-        tool_choice=checked_choice(_tool_choice(body.get("tool_choice")), tools),
-        response_format=_response_format(body.get("response_format")),
+        tool_choice=checked_choice(openai_fields.tool_choice(body.get("tool_choice"), nested=True), tools),
+        response_format=openai_fields.response_format(body.get("response_format"), "response_format", nested=True),
         sampling=Sampling(
             max_tokens=fields.whole(body, "max_tokens", 1) if limit is None else limit,
             temperature=fields.number(body, "temperature", 0, 2),
@@ -96,51 +93,3 @@ def _tool_call(call: Mapping[str, Any], path: str) -> ToolCall:
         name=fields.as_text(function.get("name"), f"{path}.function.name"),
         arguments=fields.as_text(function.get("arguments"), f"{path}.function.arguments"),
     )
-
-
-def _tools(value: object) -> tuple[Tool, ...]:
-    if value is None:
-        return ()
-    tools = []
-    for index, raw in enumerate(fields.as_list(value, "tools")):
-        path = f"tools[{index}]"
-        item = fields.as_object(raw, path)
-        if item.get("type") != "function":
-            raise fields.unsupported(f"{path}.type", f"{item.get('type')!r} tools are not supported; use function")
-        function = fields.as_object(item.get("function"), f"{path}.function")
-        tools.append(
-            fields.tool(
-                function.get("name"), function.get("description"), function.get("parameters"), f"{path}.function"
-            )
-        )
-    return tuple(tools)
-
-
-def _tool_choice(value: object) -> ToolChoice:
-    if value is None or value == "auto":
-        return ToolChoice("auto")
-    if value == "none":
-        return ToolChoice("none")
-    if value == "required":
-        return ToolChoice("required")
-    if isinstance(value, Mapping) and value.get("type") == "function":
-        function = fields.as_object(value.get("function"), "tool_choice.function")
-        return ToolChoice("required", fields.as_text(function.get("name"), "tool_choice.function.name"))
-    raise fields.unsupported("tool_choice", "should be auto, none, required or a named function")
-
-
-def _response_format(value: object) -> ResponseFormat | None:
-    if value is None:
-        return None
-    form = fields.as_object(value, "response_format")
-    kind = form.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return ResponseFormat()
-    if kind == "json_schema":
-        path = "response_format.json_schema"
-        return ResponseFormat(
-            fields.as_json_object(fields.as_object(form.get("json_schema"), path).get("schema"), f"{path}.schema")
-        )
-    raise fields.unsupported("response_format.type", f"{kind!r} is none of text, json_object, json_schema")

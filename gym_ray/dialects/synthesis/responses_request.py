@@ -7,15 +7,12 @@ from typing import Any, Final
 
 from gym_ray.dialects.neutral import (
     PromptRequest,
-    ResponseFormat,
     Sampling,
-    Tool,
     ToolCall,
-    ToolChoice,
     Turn,
     merge_turns,
 )
-from gym_ray.dialects.synthesis import fields
+from gym_ray.dialects.synthesis import fields, openai_fields
 from gym_ray.dialects.synthesis.choices import checked_choice
 
 __all__ = ["read_request"]
@@ -47,12 +44,13 @@ def read_request(body: Mapping[str, Any]) -> PromptRequest:
     turns.extend(_turns(fields.require(body, "input")))
     if not turns:
         raise fields.malformed("input", "is empty")
-    tools = _tools(body.get("tools"))
+    text = fields.as_object({} if body.get("text") is None else body["text"], "text")
+    tools = openai_fields.tools(body.get("tools"), nested=False)
     return PromptRequest(
         turns=merge_turns(turns),
         tools=tools,
-        tool_choice=checked_choice(_tool_choice(body.get("tool_choice")), tools),
-        response_format=_response_format(body.get("text")),
+        tool_choice=checked_choice(openai_fields.tool_choice(body.get("tool_choice"), nested=False), tools),
+        response_format=openai_fields.response_format(text.get("format"), "text.format", nested=False),
         sampling=Sampling(
             max_tokens=fields.whole(body, "max_output_tokens", 1),
             temperature=fields.number(body, "temperature", 0, 2),
@@ -91,45 +89,3 @@ def _turn(item: Mapping[str, Any], path: str) -> Turn | None:
     if kind == "reasoning":
         return None  # the embedded model has no reasoning channel; past reasoning is not shown to it
     raise fields.unsupported(f"{path}.type", f"{kind!r} items are not supported by the embedded model")
-
-
-def _tools(value: object) -> tuple[Tool, ...]:
-    if value is None:
-        return ()
-    tools = []
-    for index, raw in enumerate(fields.as_list(value, "tools")):
-        path = f"tools[{index}]"
-        item = fields.as_object(raw, path)
-        if item.get("type") != "function":
-            raise fields.unsupported(f"{path}.type", f"{item.get('type')!r} tools are not supported; use function")
-        tools.append(fields.tool(item.get("name"), item.get("description"), item.get("parameters"), path))
-    return tuple(tools)
-
-
-def _tool_choice(value: object) -> ToolChoice:
-    if value is None or value == "auto":
-        return ToolChoice("auto")
-    if value == "none":
-        return ToolChoice("none")
-    if value == "required":
-        return ToolChoice("required")
-    if isinstance(value, Mapping) and value.get("type") == "function":
-        return ToolChoice("required", fields.as_text(value.get("name"), "tool_choice.name"))
-    raise fields.unsupported("tool_choice", "should be auto, none, required or a named function")
-
-
-def _response_format(value: object) -> ResponseFormat | None:
-    if value is None:
-        return None
-    form = fields.as_object(value, "text").get("format")
-    if form is None:
-        return None
-    form = fields.as_object(form, "text.format")
-    kind = form.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return ResponseFormat()
-    if kind == "json_schema":
-        return ResponseFormat(fields.as_json_object(form.get("schema"), "text.format.schema"))
-    raise fields.unsupported("text.format.type", f"{kind!r} is none of text, json_object, json_schema")
