@@ -23,6 +23,7 @@ __all__ = [
     "connected",
     "get",
     "local_node",
+    "offer",
     "pick_ports",
     "resources",
     "start_actor",
@@ -90,7 +91,9 @@ def local_node() -> Node:
     return alive_nodes()[0]
 
 
-def start_actor(cls: type, node: Node, name: str, *arguments: Any, max_restarts: int = -1) -> Any:
+def start_actor(
+    cls: type, node: Node, name: str, *arguments: Any, max_restarts: int = -1, max_concurrency: int = 1000
+) -> Any:
     """Start an actor as all of ours are: on this node, named, restarted, its calls never repeated by Ray.
 
     Methods marked for the group ``control`` have a thread of their own, so that they answer while the actor is busy.
@@ -104,6 +107,7 @@ def start_actor(cls: type, node: Node, name: str, *arguments: Any, max_restarts:
             num_cpus=_SLIVER,
             max_restarts=max_restarts,
             max_task_retries=0,
+            max_concurrency=max_concurrency,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         )
         .remote(*arguments)
@@ -114,6 +118,12 @@ def resources() -> dict[str, float]:
     """Return what the whole cluster offers, for messages and defaults."""
     offered: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return offered
+
+
+def offer() -> str:
+    """Return what the cluster has and what of it is free, as part of a message: actors that wait lack one of both."""
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"the cluster has {resources()}, of which {free.get('CPU', 0.0):g} CPU are free"
 
 
 def _free_ports(host: str, count: int) -> list[int]:
@@ -155,7 +165,7 @@ def get(references: Any, timeout_s: float | None) -> Any:
     except RayActorError as error:
         raise ClusterError(f"an actor's process ended: {error}") from error
     except GetTimeoutError as error:
-        raise ServerStartError(f"actors not up after {timeout_s:g} s; the cluster has {resources()}") from error
+        raise ServerStartError(f"actors not up after {timeout_s:g} s; {offer()}") from error
 
 
 def wait(reference: Any, timeout_s: float) -> bool:

@@ -18,6 +18,8 @@ from gym_ray.settings import RunSettings
 __all__ = ["RunningCollection", "collecting"]
 
 _MOST_WORKERS_BY_DEFAULT = 4
+_CLOSING_S = 45.0
+"""Time for cancelled attempts to end and for their joins; both are bounded well below it."""
 
 
 class RunningCollection:
@@ -47,19 +49,32 @@ def collecting(
     # The collector is not restarted: its files say all there is to know, and a second one must not appear by itself.
     collector = start_actor(CollectorHost, local_node(), "collector", plan, max_restarts=0)
     seats: dict[str, Any] = {}
+    patience_s = settings.start_timeout_s or None
+    closing_s = 2.0  # nothing runs yet that had to end in order
     try:
+        get(collector.health.remote(), patience_s)  # expanding the input may take as long as it takes, starting may not
         get(collector.begin.remote(), None)
-        workers = _workers(settings, directory, run_token, seats)
+        workers = _workers(settings, plan, directory, run_token, seats)
         joiners = _joiners(plan, seats)
-        get([seats[seat.name].ready.remote() for seat in workers], settings.start_timeout_s or None)
+        get([seat.ready.remote() for seat in seats.values()], patience_s)
         get(collector.open.remote(workers, joiners), None)
+        closing_s = _CLOSING_S
         yield RunningCollection(collector, seats)
+    except KeyboardInterrupt:
+        closing_s = 1.0  # whoever interrupts a run that is being stopped wants to leave at once
+        raise
     finally:
-        close_actors([collector, *seats.values()], 10.0)
+        # The collector first: what has ended is joined before the joiners close.
+        close_actors([collector], closing_s)
+        close_actors(list(seats.values()), min(closing_s, 10.0))
 
 
 def _workers(
-    settings: RunSettings, directory: ServerDirectory, run_token: str | None, seats: dict[str, Any]
+    settings: RunSettings,
+    plan: CollectionPlan,
+    directory: ServerDirectory,
+    run_token: str | None,
+    seats: dict[str, Any],
 ) -> list[Seat]:
     nodes = alive_nodes()
     cpus = int(resources().get("CPU", 1))
@@ -69,7 +84,9 @@ def _workers(
         node = nodes[index % len(nodes)]
         urls = ServerUrls(directory.model_urls(node.node_id, index), directory.resource_urls(node.node_id, index))
         name = f"worker-{index}"
-        seats[name] = start_actor(RolloutWorkerHost, node, name, settings, urls, run_token)
+        seats[name] = start_actor(
+            RolloutWorkerHost, node, name, settings, urls, run_token, max_concurrency=plan.calls_at_once
+        )
         found.append(Seat(name, node.node_id, seats[name]))
     return found
 
@@ -78,6 +95,8 @@ def _joiners(plan: CollectionPlan, seats: dict[str, Any]) -> list[Seat]:
     found = []
     for index, node in enumerate(alive_nodes()):
         name = f"joiner-{index}"
-        seats[name] = start_actor(JoinerHost, node, name, plan.paths, plan.capture_dir)
+        seats[name] = start_actor(
+            JoinerHost, node, name, plan.paths, plan.capture_dir, max_concurrency=plan.calls_at_once
+        )
         found.append(Seat(name, node.node_id, seats[name]))
     return found

@@ -48,11 +48,18 @@ class CollectionPlan:
     capture_dir: Path | None
     lanes: int
 
+    @property
+    def calls_at_once(self) -> int:
+        """Calls that one seat must take at once, so that no attempt waits at the last seat while its time runs."""
+        limits = (self.settings.num_samples_in_parallel, self.settings.max_resident_rollout_tasks)
+        return max(1000, 2 * max(limit or 0 for limit in limits))
+
 
 class CollectorHost(Watched):
     """Runs one collection. It holds the output's lock, so a lost collector frees the output for the next run."""
 
     def __init__(self, plan: CollectionPlan) -> None:
+        super().__init__()
         self._plan = plan
         self._held = ExitStack()
         self._collection: Collection | None = None

@@ -19,6 +19,7 @@ class EngineHost(Watched):
     """Loads the weights and serves llama.cpp's HTTP API on loopback, on a port that survives a restart."""
 
     def __init__(self, options: LocalModelOptions, cache_dir: Path, host: str, port: int) -> None:
+        super().__init__()
         self._options, self._cache_dir, self._host, self._port = options, cache_dir, host, port
         self._server: LlamaCppServer | None = None
         self._up = asyncio.get_running_loop().create_task(asyncio.to_thread(self._start))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from dataclasses import dataclass
 
 import ray
 
 __all__ = ["Health", "Watched"]
+
+_LOG = logging.getLogger(__name__)
+_LOOP_ENDED = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +29,26 @@ class Health:
 
 
 class Watched:
-    """Base of every actor: answers :meth:`health` from a thread of its own, also while its work blocks the loop."""
+    """Base of every actor: answers :meth:`health` from a thread of its own, also while its work blocks the loop.
+
+    Foreign code can end the loop, with a ``sys.exit`` in a task of its own or by stopping it. An actor without a loop
+    answers nobody for ever, so its process ends at once, and Ray starts another one.
+    """
 
     _ready = False
+
+    def __init__(self) -> None:
+        # Ray constructs an asynchronous actor on its loop's thread, which runs nothing but the loop.
+        watch = threading.Thread(target=_end_with, args=(threading.current_thread(),), name="loop watch", daemon=True)
+        watch.start()
 
     @ray.method(concurrency_group="control")
     def health(self) -> Health:
         """Return at once; reads plain attributes only, so nothing here can wait for the actor's own loop."""
         return Health(self._ready, os.getpid())
+
+
+def _end_with(loop_thread: threading.Thread) -> None:
+    loop_thread.join()
+    _LOG.critical("the event loop ended; the process ends with it")
+    os._exit(_LOOP_ENDED)

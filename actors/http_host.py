@@ -21,6 +21,7 @@ class HttpHost(Watched):
     """
 
     def __init__(self, name: str, host: str, port: int) -> None:
+        super().__init__()
         self._name, self._host, self._port = name, host, port
         self._server: AppServer | None = None
         self._up = asyncio.get_running_loop().create_task(self._start())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +32,22 @@ __all__ = ["RayPort", "Seat"]
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
+_CANCEL_PATIENCE_S = 15.0
+"""What a worker may take to cancel an attempt; longer means the same."""
+_JOIN_PATIENCE_S = 90.0
+"""How long a joiner that has work may finish none of it: longer than a join waits for servers and for the disk."""
 
 
 @dataclass(slots=True)
 class Seat:
-    """One worker or joiner and what it has in hand."""
+    """One worker or joiner and what it has in hand; ``heard_at`` is when it last finished something, monotonic."""
 
     name: str
     node_id: str
     handle: Any
     busy: int = 0
     gone: bool = False
+    heard_at: float = 0.0
 
 
 class RayPort:
@@ -52,11 +58,21 @@ class RayPort:
         joiners: Seats of joiners.
         lanes: Attempts that one worker may have in hand.
         capture_dir: The run's capture directory, None when capture is off.
+        cancel_patience_s: Time in which a worker must end a cancelled attempt.
+        join_patience_s: Time in which a joiner that has work must finish some of it.
     """
 
     def __init__(
-        self, workers: Sequence[Seat], joiners: Sequence[Seat], *, lanes: int, capture_dir: Path | None
+        self,
+        workers: Sequence[Seat],
+        joiners: Sequence[Seat],
+        *,
+        lanes: int,
+        capture_dir: Path | None,
+        cancel_patience_s: float = _CANCEL_PATIENCE_S,
+        join_patience_s: float = _JOIN_PATIENCE_S,
     ) -> None:
+        self._cancel_patience_s, self._join_patience_s = cancel_patience_s, join_patience_s
         self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
         self._store = None if capture_dir is None else CaptureStore(capture_dir)
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
@@ -93,7 +109,7 @@ class RayPort:
                 return await self._end_worker(seat, end, job)
             end.result()
         except asyncio.CancelledError:
-            await self._cancel(ended, end)
+            await self._cancel(seat, ended, end)
             raise
         except RayActorError as error:
             return self._lost(seat, error)
@@ -104,11 +120,13 @@ class RayPort:
             seat.busy -= 1
         return ReplyHandle(result)
 
-    @staticmethod
-    async def _cancel(reference: Any, end: asyncio.Future[Any]) -> None:
+    async def _cancel(self, seat: Seat, reference: Any, end: asyncio.Future[Any]) -> None:
         ray.cancel(reference)
+        done, _ = await asyncio.wait([end], timeout=self._cancel_patience_s)
+        if not done:  # its agent blocks the loop; nothing else there can be told to end either
+            ray.kill(seat.handle, no_restart=False)
+            await asyncio.wait([end])
         # However it ended, the run is over, which is all that was asked for.
-        await asyncio.wait([end])
         end.exception() if not end.cancelled() else None
 
     async def _end_worker(self, seat: Seat, end: asyncio.Future[Any], job: AttemptJob) -> Lost:
@@ -130,14 +148,16 @@ class RayPort:
         """Join one attempt in the least busy joiner.
 
         Raises:
-            ClusterError: The joiner's process ended; ask again with ``retry`` set.
+            ClusterError: The joiner's process ended, or hung and was ended; ask again with ``retry`` set.
             GymRayError: The record could not be stored.
         """
         seat = _least_busy(self._joiners, "joiner")
         seat.busy += 1
         value = result.value if isinstance(result, ReplyHandle) else result
         try:
-            outcome: JoinOutcome = await seat.handle.join.remote(job, value, request)
+            call = asyncio.ensure_future(seat.handle.join.remote(job, value, request))
+            await self._end_if_silent(seat, call)
+            outcome: JoinOutcome = call.result()
         except RayActorError as error:
             seat.gone = seat.gone or isinstance(error, ActorUnschedulableError)
             raise ClusterError(f"{seat.name}: {_first_line(error)}") from error
@@ -150,6 +170,19 @@ class RayPort:
         finally:
             seat.busy -= 1
         return outcome
+
+    async def _end_if_silent(self, seat: Seat, call: asyncio.Future[Any]) -> None:
+        """Wait for a join; end the process of a joiner that hangs, so that it cannot store a record behind our back."""
+        begun_at = time.monotonic()
+        while not call.done():
+            left_s = max(begun_at, seat.heard_at) + self._join_patience_s - time.monotonic()
+            if left_s <= 0:
+                seat.heard_at = time.monotonic()  # whoever else waits for this seat need not end it again
+                ray.kill(seat.handle, no_restart=False)
+                await asyncio.wait([call])
+                return
+            await asyncio.wait([call], timeout=left_s)
+        seat.heard_at = time.monotonic()
 
 
 def _least_busy(seats: Sequence[Seat], what: str) -> Seat:

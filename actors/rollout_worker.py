@@ -16,6 +16,7 @@ class RolloutWorkerHost(Watched):
     """Runs attempts of any agent of the settings. It holds nothing that outlives an attempt."""
 
     def __init__(self, settings: RunSettings, urls: ServerUrls, run_token: str | None) -> None:
+        super().__init__()
         self._failure: GymRayError | None = None
         try:
             self._runner = AgentRunner(settings, urls, run_token=run_token)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, get, pick_ports, resources, start_actor
+from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, get, offer, pick_ports, start_actor
 from gym_ray.actors.engine_host import EngineHost
 from gym_ray.actors.environment import EnvironmentHost
 from gym_ray.actors.model_server import ModelServerHost
@@ -130,8 +130,7 @@ def _wait_for(waiting: dict[Any, tuple[str, str, str]], timeout_s: float) -> Ser
         if not done:
             names = ", ".join(sorted(waiting[ref][1] for ref in pending))
             raise ServerStartError(
-                f"not up after {timeout_s:g} s: {names}; the cluster has {resources()}; "
-                "raise start_timeout_s if they need longer"
+                f"not up after {timeout_s:g} s: {names}; {offer()}; raise start_timeout_s if they need longer"
             )
         kind, name, node = waiting[done[0]]
         found[kind].setdefault(name, []).append(Endpoint(node, get(done[0], None)))

@@ -1,0 +1,23 @@
+"""An agent that does to its worker what no agent should."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from gym_ray.agents import RunContext
+
+
+async def leave() -> None:
+    sys.exit(5)
+
+
+async def agent(row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
+    match row["responses_create_params"]["input"]:
+        case "block":
+            time.sleep(3600)  # noqa: ASYNC251 - the fault itself
+        case "end the loop":
+            await asyncio.gather(leave())
+    return {"reward": 1.0}
