@@ -30,11 +30,14 @@ class CommitItem(Protocol):
     def encode(self) -> bytes:
         """Return whole lines; runs on a commit thread, once."""
 
+    def wanted(self) -> bool:
+        """Whether the lines are still to be written; asked under the file's lock, so it must not wait for anything."""
+
     def committed(self, offset: int, length: int) -> None:
         """The bytes are durable at ``offset``; runs on a commit thread."""
 
     def failed(self, error: Exception) -> None:
-        """The bytes may not be durable; runs on a commit thread."""
+        """The bytes may not be durable; runs on a commit thread. Neither is told to an item that was not wanted."""
 
 
 ItemT = TypeVar("ItemT", bound=CommitItem)
@@ -45,7 +48,7 @@ class GroupCommit(Generic[ItemT]):
 
     Args:
         files: Where the lines go.
-        on_done: Told, on a commit thread, about items after ``committed`` or ``failed`` was called on each.
+        on_done: Told, on a commit thread, about items that have their outcome.
         threads: Files synced at the same time; a file locked by another process gets a thread beside these.
         name: Prefix of the threads' names.
     """
@@ -137,13 +140,21 @@ class GroupCommit(Generic[ItemT]):
     def _commit(self, name: str, encoded: list[tuple[ItemT, bytes]], *, wait: bool) -> None:
         if not encoded:
             return
+        written: list[tuple[ItemT, bytes]] = []
+
+        def compose() -> bytes:
+            written[:] = [(item, data) for item, data in encoded if item.wanted()]
+            return b"".join([data for _, data in written])
+
         try:
-            offset = self._files.append(name, b"".join(data for _, data in encoded), wait=wait)
-        except OSError as error:
+            offset = self._files.append_composed(name, compose, wait=wait)
+        except WouldWaitError:
+            raise
+        except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong is told, or the lane is stuck for ever
             for item, _ in encoded:
                 item.failed(error)
             return
-        for item, data in encoded:
+        for item, data in written:
             item.committed(offset, len(data))
             offset += len(data)
 
@@ -159,7 +170,14 @@ class GroupCommit(Generic[ItemT]):
         thread = threading.Thread(target=commit, name=f"{self._name}-wait-{name}", daemon=True)
         with self._lock:
             self._waiting.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread left
+            with self._lock:
+                self._waiting.discard(thread)
+            for item, _ in encoded:
+                item.failed(error)
+            self._finish(name, items)
 
     def _finish(self, name: str, items: list[ItemT]) -> None:
         try:

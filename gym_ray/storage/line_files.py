@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,24 +91,37 @@ class LineFiles:
             WouldWaitError: ``wait`` is false and another holds the lock.
             OSError: It could not be done; the file holds no part of ``data``, or the whole of it unsynced.
         """
+        return self.append_composed(name, lambda: data, wait=wait)
+
+    def append_composed(self, name: str, compose: Callable[[], bytes], *, wait: bool = True) -> int:
+        """Append what ``compose`` returns, asked under the file's lock; nothing is written or synced for no bytes.
+
+        Whoever empties the file takes the same lock, so what ``compose`` knows of the emptying is not out of date
+        when its bytes are in the file. Otherwise as :meth:`append`.
+
+        Raises:
+            WouldWaitError: ``wait`` is false and another holds the lock; ``compose`` was not asked.
+            OSError: As :meth:`append`.
+        """
         handle = self._take(name)
         while True:
             try:
-                if not self._calls.lock_exclusive(handle.fd, wait=wait):
-                    self._give_back(name, handle)
-                    raise WouldWaitError(name)
-                size = self._size_if_current(name, handle)
+                locked = self._calls.lock_exclusive(handle.fd, wait=wait)
+                size = self._size_if_current(name, handle) if locked else None
                 if size is not None:
-                    offset = self._append_locked(name, handle, data, size)
+                    offset = self._append_locked(name, handle, compose(), size)
                     self._calls.unlock(handle.fd)
-                    break
-            except OSError:
-                self._calls.close(handle.fd)
+            except BaseException:
+                self._calls.close(handle.fd)  # gives up the lock, whatever went wrong
                 raise
+            if size is not None:
+                self._give_back(name, handle)
+                return offset
+            if not locked:
+                self._give_back(name, handle)
+                raise WouldWaitError(name)
             self._calls.close(handle.fd)
             handle = self._open(name)
-        self._give_back(name, handle)
-        return offset
 
     def close(self) -> None:
         """Close the kept files; an append after this opens its file anew."""
@@ -154,6 +168,8 @@ class LineFiles:
         return info.st_size
 
     def _append_locked(self, name: str, handle: _Handle, data: bytes, size: int) -> int:
+        if not data:
+            return size
         offset = size
         if size and size != handle.clean_end and self._calls.pread(handle.fd, 1, size - 1) != b"\n":
             data = b"\n" + data
@@ -161,7 +177,7 @@ class LineFiles:
         handle.clean_end = -1
         try:
             write_all(self._calls, handle.fd, data)
-        except OSError:
+        except BaseException:
             self._cut_back(name, handle, size)
             raise
         self._calls.sync_data(handle.fd)

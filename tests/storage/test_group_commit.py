@@ -21,11 +21,15 @@ class Item:
         self.file_name, self.data = file_name, data
         self.offset, self.error = -1, None
         self.done = threading.Event()
+        self.wanted_still = True
 
     def encode(self) -> bytes:
         if isinstance(self.data, Exception):
             raise self.data
         return self.data
+
+    def wanted(self) -> bool:
+        return self.wanted_still
 
     def committed(self, offset: int, length: int) -> None:
         self.offset, self.length = offset, length
@@ -143,6 +147,70 @@ def test_a_write_error_reaches_every_item_and_nobody_else(tmp_path: Path, commit
     commits.submit(again)
     wait_for(again)
     assert (tmp_path / "slow").read_bytes() == b"3\n"
+
+
+class OddCalls(FaultyCalls):
+    """Raises what no operating system does."""
+
+    odd: Exception | None = None
+
+    def sync_data(self, fd: int) -> None:
+        if self.odd is not None:
+            raise self.odd
+        super().sync_data(fd)
+
+
+@pytest.mark.parametrize("odd", [MemoryError(), ValueError("odd")])
+def test_every_item_gets_an_outcome_whatever_goes_wrong(tmp_path: Path, odd: Exception) -> None:
+    calls = OddCalls(only=lambda path: False)
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=1)
+    calls.odd = odd
+    bad = Item("f", b"1\n")
+    commits.submit(bad)
+    wait_for(bad)
+    assert bad.error is odd
+    with (tmp_path / "f").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the failed append holds no lock
+    calls.odd = None
+    good = Item("f", b"2\n")
+    commits.submit(good)
+    wait_for(good)
+    assert good.error is None
+    assert commits.close(WAIT_S)
+
+
+def test_a_file_that_cannot_be_waited_for_fails_its_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: Commits = GroupCommit(LineFiles(tmp_path), on_done=tell, threads=1)
+    (tmp_path / "locked").write_bytes(b"")
+    with (tmp_path / "locked").open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+
+        def no_thread(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        item = Item("locked", b"x\n")
+        commits.submit(item)
+        wait_for(item)
+    assert isinstance(item.error, RuntimeError)
+    assert commits.close(WAIT_S)
+
+
+def test_what_is_not_wanted_any_more_is_neither_written_nor_failed(tmp_path: Path) -> None:
+    commits: Commits = GroupCommit(LineFiles(tmp_path), on_done=tell, threads=1)
+    (tmp_path / "f").write_bytes(b"")
+    unwanted, wanted = Item("f", b"old\n"), Item("f", b"new\n")
+    with (tmp_path / "f").open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        commits.submit(unwanted)
+        commits.submit(wanted)
+        unwanted.wanted_still = False  # decided while its append waits for the lock
+    wait_for(unwanted)
+    wait_for(wanted)
+    assert (unwanted.offset, unwanted.error) == (-1, None)
+    assert (wanted.offset, wanted.error) == (0, None)
+    assert (tmp_path / "f").read_bytes() == b"new\n"
+    assert commits.close(WAIT_S)
 
 
 def test_closed_means_closed(tmp_path: Path) -> None:
