@@ -8,7 +8,9 @@ nobody locks belongs to a dead run and is removed by the next one that looks.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,9 @@ from gym_ray.errors import StorageError
 
 __all__ = ["CaptureOwner"]
 
+_log = logging.getLogger(__name__)
 _DIRECTORY = Path(".gym-ray") / "owners"
+_ATTEMPT = re.compile(r"-a[1-9][0-9]*\Z")
 
 
 class CaptureOwner:
@@ -27,7 +31,7 @@ class CaptureOwner:
 
     Args:
         root: Capture directory; created where it is missing.
-        rollout_ids: The run's ids, without attempt suffixes.
+        rollout_ids: The run's ids. An attempt suffix is left off: a run has all attempts of its rollouts (A22).
         output: The run's main output, named in the message that another run gets.
 
     Raises:
@@ -50,10 +54,15 @@ class CaptureOwner:
 
     def close(self) -> None:
         """Give the ids back; idempotent."""
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with file:  # the lock ends with it, so the claim does too where its file cannot be removed
+            try:
+                with self._one_at_a_time():  # a run that looks meets the whole file or none
+                    self._path.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("%s: the run's claim on its rollout ids cannot be removed: %s", self._path, error)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -75,7 +84,7 @@ class CaptureOwner:
         return living
 
     def _claim(self, rollout_ids: Iterable[str], output: Path) -> None:
-        lines: Iterable[bytes] = (rollout_id.encode() + b"\n" for rollout_id in rollout_ids)
+        lines: Iterable[bytes] = (_ATTEMPT.sub("", rollout_id).encode() + b"\n" for rollout_id in rollout_ids)
         if others := self._others():
             lines = set(lines)  # held in memory only where there is somebody to compare with
             for other in others:

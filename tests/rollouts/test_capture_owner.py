@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,50 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     mine = CaptureOwner(tmp_path, ["0-0"], Path("/out/mine.jsonl"))
     assert len(list(tmp_path.glob(".gym-ray/owners/*.ids"))) == 1, "the dead run's file is gone"
     mine.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [("0-0", "0-0-a2"), ("0-0-a1", "0-0"), ("0-0-a1", "0-0-a12")])
+def test_attempts_of_one_rollout_overlap(tmp_path: Path, first: str, second: str) -> None:
+    owner = CaptureOwner(tmp_path, [first], Path("/out/first.jsonl"))
+    with pytest.raises(StorageError, match="rollout id 0-0 belongs"):
+        CaptureOwner(tmp_path, [second], Path("/out/second.jsonl"))
+    CaptureOwner(tmp_path, ["0-0-a0", "0-0-a1x"], Path("/out/third.jsonl")).close()  # these are no attempts
+    owner.close()
+
+
+def test_a_run_that_ends_while_another_looks_is_met_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = CaptureOwner(tmp_path, ["0-0"], Path("/out/first.jsonl"))
+    closing = threading.Thread(target=ending.close)
+    seen: list[list[Path]] = []
+    glob = Path.glob
+
+    def close_after_listing(directory: Path, pattern: str) -> list[Path]:
+        found = list(glob(directory, pattern))
+        closing.start()
+        closing.join(0.1)  # it must be waiting for us; without the lock it has ended by now
+        seen.append([path for path in found if path.exists()])
+        return found
+
+    monkeypatch.setattr(Path, "glob", close_after_listing)
+    with pytest.raises(StorageError, match="belongs to the run"):
+        CaptureOwner(tmp_path, ["0-0"], Path("/out/second.jsonl"))
+    monkeypatch.undo()
+    closing.join(20)
+    assert len(seen[0]) == 1
+    CaptureOwner(tmp_path, ["0-0"], Path("/out/second.jsonl")).close()
+
+
+def test_a_claim_ends_where_its_file_cannot_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    owner = CaptureOwner(tmp_path, ["0-0"], Path("/out/first.jsonl"))
+    lock = tmp_path / ".gym-ray" / "owners" / "lock"
+    lock.unlink()
+    lock.mkdir()
+    owner.close()
+    assert "cannot be removed" in caplog.text
+    lock.rmdir()
+    CaptureOwner(tmp_path, ["0-0"], Path("/out/second.jsonl")).close()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
