@@ -44,6 +44,7 @@ class CallIndex:
         self._open: dict[str, str] = {}
         self._open_count: dict[str, int] = {}
         self._recorded: dict[str, bytearray] = {}
+        self._withdrawn: set[str] = set()
 
     def begin(self, call_id: str, rollout_id: str) -> None:
         """Count a call as open."""
@@ -58,6 +59,9 @@ class CallIndex:
         """
         with self._lock:
             for call_id, rollout_id, offset, length in ended:
+                if call_id in self._withdrawn:
+                    self._withdrawn.remove(call_id)
+                    continue
                 del self._open[call_id]
                 left = self._open_count[rollout_id] - 1
                 if left:
@@ -77,6 +81,17 @@ class CallIndex:
         """Drop the list of a rollout's recorded calls."""
         with self._lock:
             self._recorded.pop(rollout_id, None)
+
+    def withdraw(self, rollout_id: str) -> None:
+        """Take the open calls of a rollout out of it: they belong to an attempt that is over, and count no more."""
+        with self._lock:
+            if self._open_count.pop(rollout_id, 0):
+                self._withdrawn.update(call_id for call_id, owner in self._open.items() if owner == rollout_id)
+                self._open = {call_id: owner for call_id, owner in self._open.items() if owner != rollout_id}
+
+    def is_withdrawn(self, call_id: str) -> bool:
+        """Whether an open call was withdrawn."""
+        return call_id in self._withdrawn
 
     def has_open(self, rollout_id: str) -> bool:
         """Whether a call of the rollout is open."""

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,17 @@ from gym_ray.errors import CaptureError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import make_directory, write_all
 
-__all__ = ["DeadLog", "OpenLog", "list_logs", "living_open_calls", "log_name", "read_open_calls", "take_dead"]
+__all__ = [
+    "DeadLog",
+    "OpenLog",
+    "is_living",
+    "list_logs",
+    "living_open_calls",
+    "log_name",
+    "log_path",
+    "read_open_calls",
+    "take_dead",
+]
 
 _DIRECTORY = ".open"
 _BEGIN, _END, _CLEARED = b"B", b"E", b"C"
@@ -30,6 +40,11 @@ _BEGIN, _END, _CLEARED = b"B", b"E", b"C"
 def log_name(server_name: str, epoch: str) -> str:
     """Return the name of a writer's open log; characters that a file name should not hold are replaced."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', server_name)}-{epoch}.log"
+
+
+def log_path(root: Path, name: str) -> Path:
+    """Return where the log of that name is in a capture directory."""
+    return root / _DIRECTORY / name
 
 
 def list_logs(root: Path) -> list[Path]:
@@ -57,7 +72,7 @@ class OpenLog:
     """
 
     def __init__(self, root: Path, name: str, *, calls: FileCalls | None = None, max_bytes: int = 1 << 20) -> None:
-        self.path = root / _DIRECTORY / name
+        self.path = log_path(root, name)
         self._calls = calls or FileCalls()
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -90,6 +105,19 @@ class OpenLog:
             ended = [call_id for call_id in call_ids if self._open.pop(call_id, None) is not None]
             if ended:
                 self._append("".join([f"E {call_id}\n" for call_id in ended]).encode())
+
+    def clear(self, rollout_id: str) -> None:
+        """Note that a rollout begins anew, so that what is open of it now is nobody's loss after a crash.
+
+        Raises:
+            OSError: The line could not be written; after a crash a reader may mark the rollout.
+        """
+        suffix = f" {rollout_id}\n".encode()
+        with self._lock:
+            kept = {call_id: line for call_id, line in self._open.items() if not line.endswith(suffix)}
+            if len(kept) < len(self._open):
+                self._open = kept
+                self._append(b"%s %s\n" % (_CLEARED, rollout_id.encode()))
 
     def close(self) -> None:
         """Give up the lock; the log is removed when nothing is open, else it stays for whoever adopts it."""
@@ -150,6 +178,16 @@ def read_open_calls(content: bytes) -> dict[str, str]:
     return open_calls
 
 
+def is_living(path: Path, calls: FileCalls | None = None) -> bool:
+    """Return whether a log's writer lives; False when it is dead or signed off.
+
+    Raises:
+        OSError: The log cannot be read.
+    """
+    with take_dead(path, calls) as dead:
+        return dead is None and path.exists()
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLog:
     """The log of a dead writer; no living one can take it while we hold it.
@@ -165,8 +203,9 @@ class DeadLog:
     _calls: FileCalls
 
     def remove(self) -> None:
-        """Remove the log; whoever does must have marked its rollouts before."""
-        self._calls.unlink(str(self.path))
+        """Remove the log; whoever does must have marked its rollouts before. One that is gone is fine."""
+        with suppress(FileNotFoundError):
+            self._calls.unlink(str(self.path))
 
     def clear(self, rollout_id: str) -> None:
         """Note that a rollout's capture was cleared, so that its old calls are nobody's loss."""

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gym_ray import exact_json
-from gym_ray.errors import RolloutIdError
+from gym_ray.errors import RolloutIdError, StorageError
 from gym_ray.model_call_capture.call_index import RecordedCall
-from gym_ray.model_call_capture.open_log import list_logs, living_open_calls
+from gym_ray.model_call_capture.open_log import is_living, list_logs, living_open_calls, log_path
 from gym_ray.model_call_capture.recovery import lost_calls_of_dead_writers
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
@@ -33,6 +33,8 @@ __all__ = ["QUIESCE_PATH", "WrittenCalls", "forget", "list_written_calls", "quie
 QUIESCE_PATH = "/ng-capture/quiesce"
 _MAX_WAIT_S = 600.0
 _ANSWER_MARGIN_S = 5.0
+_CONNECT_TIMEOUT_S = 2.0
+"""A living server's kernel accepts at once, however busy the server is."""
 
 
 class _QuiesceRequest(BaseModel):
@@ -41,13 +43,15 @@ class _QuiesceRequest(BaseModel):
     rollout_ids: list[str] = Field(default_factory=list, max_length=10_000)
     timeout_s: float = Field(default=30.0, ge=0, le=_MAX_WAIT_S, allow_inf_nan=False)
     forget: list[str] = Field(default_factory=list, max_length=10_000)
+    withdraw_open: bool = True
 
 
 def quiesce_endpoint(writer: CaptureWriter | None, run_token: str | None) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of ``POST /ng-capture/quiesce {rollout_ids, timeout_s, forget}``.
+    """Return the handler of ``POST /ng-capture/quiesce``.
 
-    It answers as :meth:`CaptureWriter.quiesce` says; 401 without the run token when there is one, 422 for a body it
-    cannot use, 404 when the server does not capture.
+    It takes ``{rollout_ids, timeout_s, forget, withdraw_open}``, all of them optional, and answers as
+    :meth:`CaptureWriter.quiesce` says; 401 without the run token when there is one, 422 for a body it cannot use, 404
+    when the server does not capture.
     """
 
     async def quiesce(request: Request) -> Response:
@@ -57,7 +61,9 @@ def quiesce_endpoint(writer: CaptureWriter | None, run_token: str | None) -> Cal
             return _error(404, "this server does not capture model calls")
         try:
             asked = _QuiesceRequest.model_validate_json(await request.body())
-            answer = await writer.quiesce(asked.rollout_ids, asked.timeout_s, asked.forget)
+            answer = await writer.quiesce(
+                asked.rollout_ids, asked.timeout_s, asked.forget, withdraw_open=asked.withdraw_open
+            )
         except (ValidationError, RolloutIdError) as error:
             return _error(422, str(error))
         return Response(exact_json.dumps(answer), media_type="application/json")
@@ -104,6 +110,8 @@ async def list_written_calls(
 ) -> dict[str, WrittenCalls]:
     """Ask every writer of a capture directory about these rollouts, living ones over HTTP, dead ones by their logs.
 
+    Whether a writer lives its log's lock says, before it is asked: its address may lead to nobody, or to a stranger.
+
     Rollouts that a dead writer lost a call of are marked incomplete on disk when it returns.
 
     Args:
@@ -117,31 +125,54 @@ async def list_written_calls(
 
     Raises:
         CaptureError: A dead writer's log, a capture file or a marker cannot be read or written.
-        StorageError: The registered writers cannot be listed.
+        StorageError: The registered writers cannot be listed, or the log of one cannot be read.
     """
-    writers, unreadable = await asyncio.to_thread(WriterRegistry(root).all)
+    writers, unreadable = await asyncio.to_thread(_living_writers, root)
     body = {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}
     answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
-    # The dead are looked at after the living were asked, so a writer that dies in between is found here.
+    # The logs are looked at after the living were asked, so a writer that dies in between is found here.
     return await asyncio.to_thread(_combine, root, rollout_ids, list(zip(writers, answers, strict=True)), unreadable)
 
 
 async def forget(
-    root: Path, rollout_ids: Sequence[str], *, client: httpx.AsyncClient, timeout_s: float = 5.0
+    root: Path,
+    rollout_ids: Sequence[str],
+    *,
+    client: httpx.AsyncClient,
+    timeout_s: float = 5.0,
+    withdraw_open: bool = True,
 ) -> tuple[str, ...]:
     """Tell the living writers that nobody will ask about these rollouts again, or that they begin anew.
 
+    Args:
+        root: Capture directory.
+        rollout_ids: Rollouts to forget.
+        client: Pooled HTTP client.
+        timeout_s: How long a writer may take to answer.
+        withdraw_open: The calls that are open now belong to an attempt that is over: no record of theirs comes into
+            a file that is cleared after this; each is logged and counted instead. Wanted before a rollout begins
+            anew; with False a late record still joins its file.
+
     Returns:
-        The writers that could not be told; they keep a few bytes a call, nothing else.
+        The writers that could not be told. They keep a few bytes a call, and with ``withdraw_open`` their open calls
+        of these rollouts may still be recorded.
 
     Raises:
-        StorageError: The registered writers cannot be listed.
+        StorageError: The registered writers cannot be listed, or the log of one cannot be read.
     """
-    writers, unreadable = await asyncio.to_thread(WriterRegistry(root).all)
-    body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids)}
+    writers, unreadable = await asyncio.to_thread(_living_writers, root)
+    body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids), "withdraw_open": withdraw_open}
     answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
     untold = [writer.writer_id for writer, answer in zip(writers, answers, strict=True) if answer is None]
     return (*untold, *unreadable)
+
+
+def _living_writers(root: Path) -> tuple[list[RegisteredWriter], list[str]]:
+    writers, unreadable = WriterRegistry(root).all()
+    try:
+        return [writer for writer in writers if is_living(log_path(root, writer.open_log))], unreadable
+    except OSError as error:
+        raise StorageError(f"{root}: a writer's log cannot be read: {error}") from error
 
 
 async def _ask(
@@ -153,7 +184,8 @@ async def _ask(
     headers = {"Authorization": f"Bearer {writer.run_token}"} if writer.run_token is not None else {}
     try:
         url = writer.url.rstrip("/") + QUIESCE_PATH
-        response = await client.post(url, json=body, headers=headers, timeout=timeout_s + _ANSWER_MARGIN_S)
+        timeout = httpx.Timeout(timeout_s + _ANSWER_MARGIN_S, connect=_CONNECT_TIMEOUT_S)
+        response = await client.post(url, json=body, headers=headers, timeout=timeout)
     except httpx.HTTPError:
         return None
     answer = exact_json.loads_object(response.content) if response.status_code == 200 else None
@@ -179,7 +211,6 @@ def _combine(
     answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
     unreadable: list[str],
 ) -> dict[str, WrittenCalls]:
-    lost = lost_calls_of_dead_writers(CaptureStore(root), rollout_ids)
     found = {rollout_id: _Found() for rollout_id in rollout_ids}
     answered, expected = set(), set(unreadable)
     for writer, answer in answers:
@@ -191,6 +222,8 @@ def _combine(
         for rollout_id, entry in answer["rollouts"].items():
             found[rollout_id].take(entry)
     unreachable = _look_at_silent_writers(root, answered, expected, found)
+    # The dead come last: a silent writer that dies between the two looks is found twice, never in neither.
+    lost = lost_calls_of_dead_writers(CaptureStore(root), rollout_ids)
     return {
         rollout_id: WrittenCalls(
             recorded=tuple(entry.recorded),

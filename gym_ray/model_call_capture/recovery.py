@@ -6,7 +6,9 @@ Done by the next server of the same name when it starts, and by whoever joins a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from gym_ray.correlation import check_rollout_id
@@ -15,6 +17,7 @@ from gym_ray.model_call_capture.open_log import list_logs, take_dead
 from gym_ray.model_call_capture.registry import WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import make_directory
 
 __all__ = ["adopt_dead_logs", "clear_rollout", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
 
@@ -50,23 +53,51 @@ def adopt_dead_logs(store: CaptureStore, server_label: str, *, calls: FileCalls 
         CaptureError: A log, a capture file or a marker cannot be read or written; names it. Nothing is removed then.
     """
     marked: list[str] = []
-    for path in list_logs(store.root):
-        if path.stem.rpartition("-")[0] != server_label:
-            continue
-        try:
-            with take_dead(path, calls) as dead:
-                if dead is None:
-                    continue
-                lost = lost_calls(store, dead.open_calls)
-                for rollout_id in lost:
-                    store.mark_incomplete(rollout_id)
-                WriterRegistry(store.root, calls=calls).remove_by_log(path.name)
-                dead.remove()
-        except (OSError, GymRayError) as error:
-            raise CaptureError(f"{path}: cannot adopt the log of a dead server: {error}") from error
-        marked.extend(lost)
-        _log.warning("%s: its server died; %d calls are lost, rollouts marked: %s", path, len(lost), sorted(lost))
+    paths = [path for path in list_logs(store.root) if path.stem.rpartition("-")[0] == server_label]
+    if not paths:
+        return marked
+    with _one_adopter(store.root, calls or FileCalls()):
+        for path in paths:
+            try:
+                lost = _adopt(store, path, calls)
+            except (OSError, GymRayError) as error:
+                raise CaptureError(f"{path}: cannot adopt the log of a dead server: {error}") from error
+            if lost is not None:
+                marked.extend(lost)
+                _log.warning("%s: its server died; rollouts that lost calls, marked now: %s", path, sorted(lost))
     return marked
+
+
+def _adopt(store: CaptureStore, path: Path, calls: FileCalls | None) -> list[str] | None:
+    """Return the rollouts that were marked; None when the log's writer lives, or another adopted it before us."""
+    with take_dead(path, calls) as dead:
+        if dead is None:
+            return None
+        lost = lost_calls(store, dead.open_calls)
+        for rollout_id in lost:
+            store.mark_incomplete(rollout_id)
+        WriterRegistry(store.root, calls=calls).remove_by_log(path.name)
+        dead.remove()
+    return list(lost)
+
+
+@contextmanager
+def _one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
+    """Servers that start together adopt one after the other.
+
+    The logs themselves stay locked shared: a joiner that meets an exclusive lock would take its writer for alive.
+    """
+    path = root / ".gym-ray" / "adopt.lock"
+    try:
+        make_directory(calls, path.parent)
+        fd = calls.open(str(path), os.O_RDWR | os.O_CREAT)
+        try:
+            calls.lock_exclusive(fd, wait=True)
+            yield
+        finally:
+            calls.close(fd)
+    except OSError as error:
+        raise CaptureError(f"{path}: cannot be created and locked: {error}") from error
 
 
 def lost_calls_of_dead_writers(store: CaptureStore, rollout_ids: Iterable[str]) -> dict[str, list[str]]:
@@ -93,7 +124,8 @@ def lost_calls_of_dead_writers(store: CaptureStore, rollout_ids: Iterable[str]) 
 def clear_rollout(store: CaptureStore, rollout_id: str) -> None:
     """Empty a rollout's capture before its attempt is dispatched, also of what dead writers still owe it (A83).
 
-    Living writers drop their own lists when the first new record comes, or at once when told to forget.
+    Tell the living writers before (:func:`gym_ray.model_call_capture.quiesce.forget`): the calls that they have open
+    belong to an earlier attempt then, and not one of their records is in the file after this.
 
     Raises:
         RolloutIdError: The id cannot be a file name.

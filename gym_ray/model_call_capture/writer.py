@@ -48,21 +48,23 @@ class CaptureCounts:
         failed: Exchanges that could not be made durable.
         timed_out: Answers released because their record took longer than ``capture_timeout_s``.
         refused: Calls served but not captured, because their id cannot be a file name.
+        withdrawn: Exchanges that ended after their rollout began anew, and were therefore not recorded.
     """
 
     recorded: int = 0
     failed: int = 0
     timed_out: int = 0
     refused: int = 0
+    withdrawn: int = 0
 
 
 class _Ticket:
     """One exchange on its way to its file; the commit threads' side of a waiting answer."""
 
-    __slots__ = ("acks", "error", "exchange", "file_name", "length", "offset")
+    __slots__ = ("acks", "error", "exchange", "file_name", "index", "length", "offset")
 
-    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket]) -> None:
-        self.exchange, self.acks = exchange, acks
+    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex) -> None:
+        self.exchange, self.acks, self.index = exchange, acks, index
         self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
         self.error: Exception | None = None
         self.offset: int | None = None
@@ -70,6 +72,9 @@ class _Ticket:
 
     def encode(self) -> bytes:
         return encode_line(build_exchange_record(self.exchange))
+
+    def wanted(self) -> bool:
+        return not self.index.is_withdrawn(self.exchange.call_id)
 
     def committed(self, offset: int, length: int) -> None:
         self.offset, self.length = offset, length
@@ -200,7 +205,7 @@ class CaptureWriter:
         The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
         """
         running = self._require_running()
-        ticket = _Ticket(exchange, self._loop_acks())
+        ticket = _Ticket(exchange, self._loop_acks(), self._index)
         future = ticket.acks.expect(ticket)
         try:
             running.commits.submit(ticket)
@@ -216,13 +221,17 @@ class CaptureWriter:
         """
         await self.submit(exchange)
 
-    async def quiesce(self, rollout_ids: Sequence[str], timeout_s: float, forget: Iterable[str] = ()) -> dict[str, Any]:
+    async def quiesce(
+        self, rollout_ids: Sequence[str], timeout_s: float, forget: Iterable[str] = (), *, withdraw_open: bool = True
+    ) -> dict[str, Any]:
         """Wait until no call of these rollouts is open, at most ``timeout_s``, and say what was written.
 
         Args:
             rollout_ids: Rollouts to report.
             timeout_s: Longest wait.
             forget: Rollouts whose lists are not needed any more; dropped before anything else.
+            withdraw_open: The open calls of forgotten rollouts are of an attempt that is over. When this returns, no
+                record of theirs reaches a file that is cleared afterwards; each is logged and counted when it ends.
 
         Returns:
             ``{"writer_id", "server_name", "rollouts": {id: {"open": [call id], "recorded": [[call id, file, offset,
@@ -233,6 +242,8 @@ class CaptureWriter:
         """
         for rollout_id in forget:
             self._index.forget(rollout_id)
+            if withdraw_open:
+                self._withdraw(rollout_id)
         names = {rollout_id: capture_file_name(rollout_id) for rollout_id in rollout_ids}
         await self._wait_until_closed(names, timeout_s)
         pending = self._require_running().marks.pending()
@@ -272,15 +283,20 @@ class CaptureWriter:
 
     def _done(self, tickets: Sequence[_Ticket]) -> None:
         """Tell everybody about outcomes; runs on a commit thread. A failure is marked before its answer leaves."""
+        recorded = sum([ticket.offset is not None for ticket in tickets])
         failed = [ticket for ticket in tickets if ticket.error is not None]
+        withdrawn = len(tickets) - recorded - len(failed)
         if failed:
             self._mark_failed(failed)
+        if withdrawn:
+            self._tell_withdrawn(tickets)
         self._index.end(
             [(ticket.exchange.call_id, ticket.exchange.rollout_id, ticket.offset, ticket.length) for ticket in tickets]
         )
         with self._lock:
-            self.counts.recorded += len(tickets) - len(failed)
+            self.counts.recorded += recorded
             self.counts.failed += len(failed)
+            self.counts.withdrawn += withdrawn
         for acks in {ticket.acks for ticket in tickets}:
             acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
         self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
@@ -288,12 +304,33 @@ class CaptureWriter:
             loop.call_soon_threadsafe(changed.set)
 
     def _mark_failed(self, tickets: Sequence[_Ticket]) -> None:
-        marks = self._require_running().marks
+        lost: dict[str, list[str]] = {}
         for ticket in tickets:
             exchange, path = ticket.exchange, self.store.root / ticket.file_name
             _log.warning("%s: call %s could not be recorded: %s", path, exchange.call_id, ticket.error)
-            marks.add(exchange.rollout_id, exchange.call_id)
-        marks.try_all()
+            if ticket.wanted():
+                lost.setdefault(exchange.rollout_id, []).append(exchange.call_id)
+        for rollout_id, call_ids in lost.items():
+            self._require_running().marks.mark(rollout_id, call_ids)
+
+    def _tell_withdrawn(self, tickets: Sequence[_Ticket]) -> None:
+        for ticket in tickets:
+            if ticket.offset is None and ticket.error is None:
+                _log.warning(
+                    "%s: call %s ended after its rollout began anew; it is not recorded",
+                    self.store.root / ticket.file_name,
+                    ticket.exchange.call_id,
+                )
+
+    def _withdraw(self, rollout_id: str) -> None:
+        running = self._require_running()
+        # The index goes first: what it calls withdrawn is neither written nor marked from now on.
+        self._index.withdraw(rollout_id)
+        running.marks.drop(rollout_id)
+        try:
+            running.open_log.clear(rollout_id)
+        except OSError as error:
+            _log.warning("%s: cannot note that %s begins anew: %s", self.store.root, rollout_id, error)
 
     def _timed_out(self, ticket: _Ticket) -> None:
         exchange = ticket.exchange
@@ -305,7 +342,8 @@ class CaptureWriter:
             exchange.call_id,
             self._timeout_s,
         )
-        self._require_running().marks.add(exchange.rollout_id, exchange.call_id)
+        if ticket.wanted():
+            self._require_running().marks.add(exchange.rollout_id, exchange.call_id)
 
     def _end_in_log(self, call_ids: list[str]) -> None:
         try:
