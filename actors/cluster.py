@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import random
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +36,7 @@ LOOPBACK = "127.0.0.1"
 
 # Ray places empty requests at random; a sliver of a CPU makes it honour affinity and spreading.
 _SLIVER = 0.001
+_PORTS = range(10001, 20001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +130,22 @@ def offer() -> str:
 
 
 def _free_ports(host: str, count: int) -> list[int]:
+    """Return different free ports of 10001 to 20000 (D128): outgoing connections do not take one while it is free."""
     # All are held at once, so that no two are the same.
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((host, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                return found
+            sock = held.enter_context(socket.socket())
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ServerStartError(f"{host}: cannot listen there: {error}") from error
+                continue
+            found.append(port)
+    raise ServerStartError(f"{host}: no free port between {_PORTS[0]} and {_PORTS[-1]}")
 
 
 def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> list[int]:

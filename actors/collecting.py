@@ -9,9 +9,10 @@ from typing import Any
 from gym_ray.actors.cluster import alive_nodes, close_actors, get, local_node, resources, start_actor
 from gym_ray.actors.collector import CollectionPlan, CollectorHost
 from gym_ray.actors.joiner import JoinerHost
-from gym_ray.actors.ray_port import Seat
 from gym_ray.actors.rollout_worker import RolloutWorkerHost
+from gym_ray.actors.seats import Seat
 from gym_ray.agents.context import ServerUrls
+from gym_ray.rollouts.run_start import RunStart
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
@@ -27,11 +28,12 @@ class RunningCollection:
 
     Attributes:
         collector: Handle of the :class:`CollectorHost`.
+        start: What beginning the run did.
         seats: Every worker and joiner, by actor name.
     """
 
-    def __init__(self, collector: Any, seats: dict[str, Any]) -> None:
-        self.collector, self.seats = collector, seats
+    def __init__(self, collector: Any, start: RunStart, seats: dict[str, Any]) -> None:
+        self.collector, self.start, self.seats = collector, start, seats
 
 
 @contextmanager
@@ -53,13 +55,13 @@ def collecting(
     closing_s = 2.0  # nothing runs yet that had to end in order
     try:
         get(collector.health.remote(), patience_s)  # expanding the input may take as long as it takes, starting may not
-        get(collector.begin.remote(), None)
+        start = get(collector.begin.remote(), None)
         workers = _workers(settings, plan, directory, run_token, seats)
         joiners = _joiners(plan, seats)
         get([seat.ready.remote() for seat in seats.values()], patience_s)
         get(collector.open.remote(workers, joiners), None)
         closing_s = _CLOSING_S
-        yield RunningCollection(collector, seats)
+        yield RunningCollection(collector, start, seats)
     except KeyboardInterrupt:
         closing_s = 1.0  # whoever interrupts a run that is being stopped wants to leave at once
         raise

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from gym_ray.actors.health import Watched
-from gym_ray.actors.ray_port import RayPort, Seat
-from gym_ray.errors import GymRayError
+from gym_ray.actors.ray_port import RayPort
+from gym_ray.actors.seats import Seat
+from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.collection import Collection, CollectionSettings, Finished, Progress
 from gym_ray.rollouts.ledger_log import LedgerLog
@@ -155,7 +156,7 @@ async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[byt
         paths: Where that collector writes.
 
     Raises:
-        GymRayError: The run ended early.
+        GymRayError: The run ended early, or its collector did.
     """
     over = False
     try:
@@ -167,7 +168,10 @@ async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[byt
         over = True
         if isinstance(error.cause, GymRayError):
             raise error.cause from error
-        raise
+        raise ClusterError(f"the collector failed: {error.cause!r}") from error
+    except RayActorError as error:
+        over = True
+        raise ClusterError(f"the collector's process ended; what had ended is in {paths.output}: {error}") from error
     finally:
         if not over:
             await collector.stop.remote()

@@ -22,7 +22,7 @@ class EngineHost(Watched):
         super().__init__()
         self._options, self._cache_dir, self._host, self._port = options, cache_dir, host, port
         self._server: LlamaCppServer | None = None
-        self._up = asyncio.get_running_loop().create_task(asyncio.to_thread(self._start))
+        self._up = asyncio.get_running_loop().create_task(self._begin(asyncio.to_thread(self._start)))
 
     def _start(self) -> str:
         try:
@@ -35,11 +35,9 @@ class EngineHost(Watched):
                 n_parallel=self._options.n_parallel,
                 n_threads=self._options.n_threads or os.cpu_count() or 1,
             )
-            url = self._server.start()
+            return self._server.start()
         except GymRayError as error:
             raise ServerStartError(f"embedded engine: {error}") from error
-        self._ready = True
-        return url
 
     async def url(self) -> str:
         """Return the engine's root URL once the model is loaded.

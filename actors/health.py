@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import ray
@@ -13,6 +15,8 @@ __all__ = ["Health", "Watched"]
 
 _LOG = logging.getLogger(__name__)
 _LOOP_ENDED = 70
+_START_FAILED = 71
+_PAUSE_BEFORE_NEXT_START_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,23 @@ class Watched:
         # Ray constructs an asynchronous actor on its loop's thread, which runs nothing but the loop.
         watch = threading.Thread(target=_end_with, args=(threading.current_thread(),), name="loop watch", daemon=True)
         watch.start()
+
+    async def _begin(self, start: Awaitable[str]) -> str:
+        """Await this actor's start and return its URL.
+
+        Nobody asks a *restarted* actor whether it came up. When it did not, its process ends after a pause, and Ray
+        starts another one: a port that is taken for a moment, or an engine that is still down, heals by itself.
+        """
+        try:
+            url = await start
+        except Exception as error:
+            if not ray.get_runtime_context().was_current_actor_reconstructed:
+                raise
+            _LOG.error("the restarted actor did not come up, its process ends: %s", error)
+            await asyncio.sleep(_PAUSE_BEFORE_NEXT_START_S)
+            os._exit(_START_FAILED)
+        self._ready = True
+        return url
 
     @ray.method(concurrency_group="control")
     def health(self) -> Health:

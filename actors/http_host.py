@@ -24,7 +24,7 @@ class HttpHost(Watched):
         super().__init__()
         self._name, self._host, self._port = name, host, port
         self._server: AppServer | None = None
-        self._up = asyncio.get_running_loop().create_task(self._start())
+        self._up = asyncio.get_running_loop().create_task(self._begin(self._start()))
 
     async def _open(self) -> ASGIApp:
         """Build the app and start what it needs."""
@@ -40,7 +40,6 @@ class HttpHost(Watched):
             port = await server.start()
         except GymRayError as error:
             raise ServerStartError(f"{self._name}: {error}") from error
-        self._ready = True
         return f"http://{self._host}:{port}"
 
     async def url(self) -> str:

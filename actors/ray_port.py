@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from gym_ray.actors.cluster import alive_nodes, resources
+from gym_ray.actors.cluster import alive_nodes
+from gym_ray.actors.seats import Seat, least_busy
 from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_call_capture import CaptureStore
@@ -28,7 +29,7 @@ from gym_ray.model_call_capture.quiesce import forget
 from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 
-__all__ = ["RayPort", "Seat"]
+__all__ = ["RayPort"]
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
@@ -36,18 +37,6 @@ _CANCEL_PATIENCE_S = 15.0
 """What a worker may take to cancel an attempt; longer means the same."""
 _JOIN_PATIENCE_S = 90.0
 """How long a joiner that has work may finish none of it: longer than a join waits for servers and for the disk."""
-
-
-@dataclass(slots=True)
-class Seat:
-    """One worker or joiner and what it has in hand; ``heard_at`` is when it last finished something, monotonic."""
-
-    name: str
-    node_id: str
-    handle: Any
-    busy: int = 0
-    gone: bool = False
-    heard_at: float = 0.0
 
 
 class RayPort:
@@ -98,7 +87,7 @@ class RayPort:
 
     async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
         """Run one attempt on the least busy worker; the result stays in the object store."""
-        seat = _least_busy(self._workers, "rollout worker")
+        seat = least_busy(self._workers, "rollout worker")
         seat.busy += 1
         ended, result = seat.handle.run.options(num_returns=2).remote(job)
         # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
@@ -122,12 +111,12 @@ class RayPort:
 
     async def _cancel(self, seat: Seat, reference: Any, end: asyncio.Future[Any]) -> None:
         ray.cancel(reference)
-        done, _ = await asyncio.wait([end], timeout=self._cancel_patience_s)
-        if not done:  # its agent blocks the loop; nothing else there can be told to end either
+        await _outlast(end, self._cancel_patience_s)
+        if not end.done():  # its agent blocks the loop; nothing else there can be told to end either
             ray.kill(seat.handle, no_restart=False)
-            await asyncio.wait([end])
+            await _outlast(end, self._cancel_patience_s)
         # However it ended, the run is over, which is all that was asked for.
-        end.exception() if not end.cancelled() else None
+        end.exception() if end.done() and not end.cancelled() else None
 
     async def _end_worker(self, seat: Seat, end: asyncio.Future[Any], job: AttemptJob) -> Lost:
         """End the process of a worker that cannot even tell that an attempt ran out of time; Ray starts a new one."""
@@ -151,7 +140,7 @@ class RayPort:
             ClusterError: The joiner's process ended, or hung and was ended; ask again with ``retry`` set.
             GymRayError: The record could not be stored.
         """
-        seat = _least_busy(self._joiners, "joiner")
+        seat = least_busy(self._joiners, "joiner")
         seat.busy += 1
         value = result.value if isinstance(result, ReplyHandle) else result
         try:
@@ -161,12 +150,12 @@ class RayPort:
         except RayActorError as error:
             seat.gone = seat.gone or isinstance(error, ActorUnschedulableError)
             raise ClusterError(f"{seat.name}: {_first_line(error)}") from error
+        except ObjectLostError as error:  # first: Ray raises a lost argument as an error that is a task's as well
+            return Lost("node_lost", f"the reply was lost with its node: {_first_line(error)}")
         except RayTaskError as error:
             if isinstance(error.cause, GymRayError):
                 raise error.cause from error
             raise ClusterError(f"{seat.name}: {error.cause!r}") from error
-        except ObjectLostError as error:
-            return Lost("node_lost", f"the reply was lost with its node: {_first_line(error)}")
         finally:
             seat.busy -= 1
         return outcome
@@ -185,11 +174,12 @@ class RayPort:
         seat.heard_at = time.monotonic()
 
 
-def _least_busy(seats: Sequence[Seat], what: str) -> Seat:
-    living = [seat for seat in seats if not seat.gone]
-    if not living:
-        raise ClusterError(f"no {what} is left; the cluster has {resources()}")
-    return min(living, key=lambda seat: seat.busy)
+async def _outlast(end: asyncio.Future[Any], patience_s: float) -> None:
+    """Wait for ``end`` at most ``patience_s``, also when cancelled again: whoever called promised to be there."""
+    until = time.monotonic() + patience_s
+    while not end.done() and time.monotonic() < until:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([end], timeout=until - time.monotonic())
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from gym_ray import exact_json
 from gym_ray.cli.env import capture_settings, require_servers
@@ -23,7 +24,7 @@ from gym_ray.rollouts.collection import Progress as RunProgress
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.rows import RowOptions, read_rows
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_start import RunLock
+from gym_ray.rollouts.run_start import RunLock, RunStart
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings, settings_from_yaml
 from gym_ray.storage.posix import PosixStore
@@ -186,12 +187,20 @@ def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose:
         )
         try:
             with collecting(settings, collection, head.directory, run_token=head.run_token) as running:
+                _print_start(console, running.start)
                 interrupted = _follow(running.collector, console)
                 progress, metrics = _results(running.collector)
         finally:
             if servers is not None:
                 servers.stop()
     return _finish(settings, plan.paths, metrics, progress, interrupted=interrupted)
+
+
+def _print_start(console: Console, start: RunStart) -> None:
+    for warning in start.materialisation.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    if start.set_aside is not None:
+        console.print(f"[dim]earlier results are in[/] {escape(str(start.set_aside))}", soft_wrap=True)
 
 
 def _follow(collector: Any, console: Console) -> bool:

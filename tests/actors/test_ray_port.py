@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
 @contextmanager
 def seat(cls: type, *arguments: Any) -> Iterator[Any]:
     from gym_ray.actors.cluster import close_actors, get, local_node, start_actor
-    from gym_ray.actors.ray_port import Seat
+    from gym_ray.actors.seats import Seat
 
     node = local_node()
     handle = start_actor(cls, node, "seat", *arguments)

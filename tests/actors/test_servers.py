@@ -139,3 +139,42 @@ def test_health_answers_while_the_actors_loop_is_blocked(ray_cluster: None) -> N
         assert get([actor.health.remote() for _ in range(20)], 10)
     finally:
         close_actors([actor], 0.1)
+
+
+def test_a_restarted_actor_that_cannot_start_tries_again_until_it_can(ray_cluster: None, tmp_path: Path) -> None:
+    from gym_ray.actors.cluster import close_actors, get, local_node, pick_ports, start_actor
+    from gym_ray.actors.http_host import HttpHost
+
+    starts = tmp_path / "starts"
+
+    class Stumbling(HttpHost):
+        async def _open(self) -> Any:
+            with starts.open("a") as file:
+                file.write("x")
+            if starts.stat().st_size in (2, 3):
+                raise ServerStartError("not yet")
+            return FakeUpstream()
+
+    port = pick_ports(local_node(), "127.0.0.1", 1)[0]
+    actor = start_actor(Stumbling, local_node(), "stumbling", "stumbling", "127.0.0.1", port)
+    try:
+        url = get(actor.url.remote(), 30)
+        os.kill(get(actor.health.remote(), 10).pid, signal.SIGKILL)
+
+        def answers() -> bool:
+            try:
+                return httpx.get(f"{url}/v1/models", timeout=5).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        eventually(lambda: starts.stat().st_size == 4 and answers(), "the fourth start")
+    finally:
+        close_actors([actor], 5)
+
+
+def test_ports_are_different_free_and_outside_of_what_outgoing_connections_take(ray_cluster: None) -> None:
+    from gym_ray.actors.cluster import local_node, pick_ports
+
+    ports = pick_ports(local_node(), "127.0.0.1", 50)
+    assert len(set(ports)) == 50
+    assert all(10001 <= port <= 20000 for port in ports)
