@@ -17,8 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_ray.dialects import CHAT
-from gym_ray.model_call_capture.exchange import Exchange, build_exchange_record
-from gym_ray.model_call_capture.store import encode_line
+from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
@@ -86,7 +85,7 @@ class BareBatcher:
         self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         sample = Exchange("0" * 32, "bench-0", CHAT, "bench", 1790000000.123456)
-        self._padding = b"x" * (len(encode_line(build_exchange_record(sample))) + 20)
+        self._padding = b"x" * (len(encode_exchange(sample)) + 20)
         for _ in range(threads):
             threading.Thread(target=self._work, daemon=True).start()
 

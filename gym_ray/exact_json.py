@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["dumps", "loads", "loads_object"]
+__all__ = ["dumps", "loads", "loads_object", "nests_deeper"]
 
 # 19 digits is the shortest run that can pass 2^63; shorter ones are exact in orjson. Looking for it in a translated
 # copy costs a fifteenth of what a regular expression does, and every body comes through here.
@@ -50,19 +50,37 @@ def loads_object(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def dumps(value: Any) -> bytes:
+def nests_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and arrays stand in each other more than ``levels`` deep; any depth can be asked about."""
+    layer = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        items = [parent.values() if isinstance(parent, dict) else parent for parent in layer]
+        layer = [item for some in items for item in some if isinstance(item, dict | list)]
+        if not layer:
+            return False
+    return bool(layer)
+
+
+def dumps(value: Any, *, deepest_levels: int | None = None) -> bytes:
     """Encode a value as compact UTF-8 JSON without a trailing line feed (A66).
 
     Non-finite numbers become null, values without a JSON form become their string, lone surrogates stay as their
     escape sequence, integers of any size are exact.
 
+    Args:
+        value: What to encode.
+        deepest_levels: Refuse what nests deeper; not below 254, which the fast path takes unasked. None takes as much
+            as the interpreter can follow, which depends on how deep its own calls are.
+
     Raises:
-        ValueError: The value nests deeper than the interpreter can follow.
+        ValueError: The value nests too deeply.
     """
     try:
         return orjson.dumps(value, default=str)
     except orjson.JSONEncodeError:
         pass  # big integer, surrogate, non-string key or depth: the exact encoder decides
+    if deepest_levels is not None and nests_deeper(value, deepest_levels):
+        raise ValueError(f"value is nested too deeply: more than {deepest_levels} levels")
     try:
         text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), default=str)
     except RecursionError:

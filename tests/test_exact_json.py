@@ -56,6 +56,24 @@ def test_too_deep_is_a_value_error_and_no_object() -> None:
     assert exact_json.loads_object(deep) is None
 
 
+@pytest.mark.parametrize(("levels", "deeper"), [(0, True), (2, True), (3, False), (4, False)])
+def test_depth_is_counted_in_objects_and_arrays(levels: int, deeper: bool) -> None:
+    assert exact_json.nests_deeper({"a": [1, {"b": 2}], "c": {}}, levels) == deeper
+    assert not exact_json.nests_deeper("text", levels)
+    assert exact_json.nests_deeper(exact_json.loads(b"[" * 1000 + b"]" * 1000), 999)
+
+
+@pytest.mark.parametrize("leaf", [b"1", b"%d" % 2**70, b'"\\ud83d"'])
+def test_a_limit_on_depth_is_kept_on_both_paths(leaf: bytes) -> None:
+    for levels in (254, 300):
+        data = b"[" * levels + leaf + b"]" * levels
+        if levels == 254:
+            assert exact_json.dumps(exact_json.loads(data), deepest_levels=254) == data
+        else:
+            with pytest.raises(ValueError, match="more than 254 levels"):
+                exact_json.dumps(exact_json.loads(data), deepest_levels=254)
+
+
 @pytest.mark.parametrize("data", [b"", b"[1]", b"nope", b"\xff{}", b'"text"'])
 def test_only_objects_are_objects(data: bytes) -> None:
     assert exact_json.loads_object(data) is None

@@ -20,9 +20,18 @@ from gym_ray.model_call_capture.verdict import (
     final_category,
 )
 
-__all__ = ["Exchange", "ExecutionFacts", "build_exchange_record", "publish_execution_facts", "read_execution_facts"]
+__all__ = [
+    "Exchange",
+    "ExecutionFacts",
+    "build_exchange_record",
+    "encode_exchange",
+    "publish_execution_facts",
+    "read_execution_facts",
+]
 
 _FACTS_KEY = "gym_ray.execution_facts"
+_DEEPEST_LEVELS = 254
+"""Levels of a record. A deeper body is kept as text, because every reader of the record must be able to follow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,22 @@ class Exchange:
     response: list[bytes] = field(default_factory=list)
 
 
-def build_exchange_record(exchange: Exchange) -> dict[str, Any]:
-    """Return the raw record, its keys in the contract's order (A57-A61)."""
+def encode_exchange(exchange: Exchange) -> bytes:
+    """Return the raw record as a line: compact JSON and a line feed (A66); a body of any depth has one (A58)."""
+    try:
+        line = exact_json.dumps(build_exchange_record(exchange), deepest_levels=_DEEPEST_LEVELS)
+    except ValueError:
+        line = exact_json.dumps(build_exchange_record(exchange, deepest_body_levels=_DEEPEST_LEVELS - 1))
+    return line + b"\n"
+
+
+def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None = None) -> dict[str, Any]:
+    """Return the raw record, its keys in the contract's order (A57-A61).
+
+    Args:
+        exchange: What was seen.
+        deepest_body_levels: A body that nests deeper is no object here; None takes every body that can be parsed.
+    """
     request_body = b"".join(exchange.request)
     response_body = b"".join(exchange.response)
     request = exact_json.loads_object(request_body) if request_body else None
@@ -93,6 +116,9 @@ def build_exchange_record(exchange: Exchange) -> dict[str, Any]:
         response = reassemble(exchange.dialect, response_body)
     else:
         response = exact_json.loads_object(response_body) if response_body else None
+    if deepest_body_levels is not None:
+        request = None if exact_json.nests_deeper(request, deepest_body_levels) else request
+        response = None if exact_json.nests_deeper(response, deepest_body_levels) else response
     status = exchange.status
     if exchange.error is not None:
         # The upstream's words on an exception are kept as text: the client was not given them as its answer.

@@ -23,13 +23,13 @@ from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.call_index import CallIndex
-from gym_ray.model_call_capture.exchange import Exchange, build_exchange_record
+from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.marks import IncompleteMarks
 from gym_ray.model_call_capture.open_log import OpenLog, log_name
 from gym_ray.model_call_capture.probe import check_directory
 from gym_ray.model_call_capture.recovery import adopt_dead_logs
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name, encode_line
+from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
@@ -71,7 +71,7 @@ class _Ticket:
         self.length = 0
 
     def encode(self) -> bytes:
-        return encode_line(build_exchange_record(self.exchange))
+        return encode_exchange(self.exchange)
 
     def wanted(self) -> bool:
         return not self.index.is_withdrawn(self.exchange.call_id)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gym_ray import exact_json
+from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.lines import parse_lines
+
+DEPTHS = [*range(245, 262), 300, 480, 500, 600, 990, 1019, 1020, 1021, 1022, 1023, 1024, 1025, 3000, 20_000, 200_000]
+
+
+def nested(levels: int, leaf: bytes = b"") -> bytes:
+    """An object that nests ``levels`` deep."""
+    return b'{"a":' + b"[" * (levels - 1) + leaf + b"]" * (levels - 1) + b"}"
+
+
+def exchange_of(request: bytes, response: bytes, *, is_sse: bool = False) -> Exchange:
+    exchange = Exchange("0" * 32, "0-0", "chat", "s", 1.0, status=200, is_sse=is_sse, complete=True)
+    exchange.request, exchange.response = [request], [response]
+    if is_sse:
+        exchange.terminal = "complete"
+    return exchange
+
+
+@pytest.mark.parametrize("leaf", [b"", b"%d" % 2**70])
+@pytest.mark.parametrize("levels", DEPTHS)
+def test_a_body_of_any_depth_is_kept(levels: int, leaf: bytes) -> None:
+    body = nested(levels, leaf)
+    line = encode_exchange(exchange_of(body, b'{"choices":[{}]}'))
+    (((_, record),), invalid) = parse_lines(line)
+    assert invalid == 0
+    assert ("request_raw" in record) == (levels > 253)
+    kept = record.get("request_raw") or exact_json.dumps(record["request"]).decode()
+    assert kept == body.decode()
+    assert record["error_category"] is None
+    record_of_records = b'{"a":{"b":[%s]}}' % line.rstrip()  # as it stands in a rollout record
+    assert exact_json.dumps(exact_json.loads(record_of_records)) == record_of_records
+
+
+@pytest.mark.parametrize("levels", DEPTHS)
+@pytest.mark.parametrize("is_sse", [False, True])
+def test_an_answer_of_any_depth_is_kept(levels: int, is_sse: bool) -> None:
+    body = nested(levels)
+    if is_sse:
+        chunk = b'{"id":"c","choices":[{"index":0,"delta":{"content":"x","extra":%s}}]}' % body
+        body = b"data: " + chunk + b"\n\ndata: [DONE]\n\n"
+    line = encode_exchange(exchange_of(b"{}", body, is_sse=is_sse))
+    (((_, record),), invalid) = parse_lines(line)
+    assert invalid == 0
+    assert record["request"] == {}
+    kept = record.get("response_raw") or json.dumps(record["response"], separators=(",", ":"))
+    assert kept == body.decode()
+
+
+def test_what_is_too_deep_is_no_answer() -> None:
+    line = encode_exchange(exchange_of(b"{}", b'{"choices":[{}],"x":%s}' % nested(300)))
+    (((_, record),), _) = parse_lines(line)
+    assert record["response"] is None
+    assert record["error_category"] == "capture_parse_error"
