@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import httpx
 
 from gym_ray.errors import AgentError
@@ -19,6 +21,8 @@ TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
 _MAX_BODY_CHARS = 2000
 _MAX_MESSAGE_CHARS = 1000
 _MAX_CAUSES = 8
+_MAX_FRAMES = 8
+_MAX_TRACEBACK_CHARS = 4000
 
 
 def model_call_class(status: int | None) -> str:
@@ -57,7 +61,15 @@ def _failure(error: BaseException, failure_class: str, status: int | None, body:
     message = " ".join(str(error).split()) or type(error).__name__
     if body is not None and len(body) > _MAX_BODY_CHARS:
         body = body[:_MAX_BODY_CHARS] + "…"
-    return RunFailure(failure_class, type(error).__name__, message[:_MAX_MESSAGE_CHARS], status, body)
+    place = (
+        None if isinstance(error, AgentError) else _traceback(error)
+    )  # ours name their cause; foreign code is searched
+    return RunFailure(failure_class, type(error).__name__, message[:_MAX_MESSAGE_CHARS], status, body, place)
+
+
+def _traceback(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error, limit=-_MAX_FRAMES, chain=False))
+    return text if len(text) <= _MAX_TRACEBACK_CHARS else "…" + text[-_MAX_TRACEBACK_CHARS:]
 
 
 def _status_and_body(error: BaseException) -> tuple[int | None, str | None]:

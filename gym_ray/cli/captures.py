@@ -48,7 +48,7 @@ def ls(directory: Directory) -> None:
             continue
         totals = aggregate_model_call_records(calls)
         failed = sum(1 for call in calls if call.error_category is not None)
-        state = "incomplete" if rollout_id in marked else "damaged lines: " + str(damaged) if damaged else "whole"
+        state = _state(rollout_id in marked, damaged, len(calls))
         table.add_row(
             escape(rollout_id),
             str(len(calls)),
@@ -82,6 +82,14 @@ def show(
         _print_call(console, call)
     for gap in build_attachment(rollout_id, snapshot).get("gaps", []):
         console.print(f"[yellow]gap[/] {gap['code']} {escape(str(gap.get('detail', '')))}")
+
+
+def _state(marked: bool, damaged: int, calls: int) -> str:
+    if marked:
+        return "incomplete"
+    if damaged:
+        return f"damaged lines: {damaged}"
+    return "recorded" if calls else "no calls yet"
 
 
 def _print_call(console: Console, call: ModelCallRecord) -> None:

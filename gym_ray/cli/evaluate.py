@@ -16,7 +16,7 @@ from gym_ray import exact_json
 from gym_ray.cli.env import capture_settings, require_servers
 from gym_ray.cli.head import read_head, read_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
-from gym_ray.cli.report import RunBar, print_report
+from gym_ray.cli.report import RunBar, first_failures, print_report
 from gym_ray.cli.runtime import new_run_token, on_interrupt, ray_session, user_cache_dir
 from gym_ray.errors import RunNotFoundError, SettingsError
 from gym_ray.rollouts.collection import CollectionSettings
@@ -242,12 +242,15 @@ def _finish(
         ("captures", settings.capture_dir),
     )
     console = Console(highlight=False)
-    print_report(console, metrics, [(label, path) for label, path in files if path is not None], progress)
+    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
+        console = Console(highlight=False, width=max(console.width, 160))
+    present = [(label, path) for label, path in files if path is not None]
+    print_report(console, metrics, present, progress, first_failures(paths.failures))
     if interrupted:
         return _INTERRUPTED
     if not progress.done and not progress.unstored:
-        Console(stderr=True, highlight=False).print(
-            f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {paths.failures}"
-        )
+        place = escape(str(paths.failures))
+        message = f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}"
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         return 1
     return 0

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gym_ray import exact_json
 from gym_ray.rollouts.collection import Progress as RunProgress
 from gym_ray.rollouts.metrics import MetricsRow, RunMetrics
 
-__all__ = ["RunBar", "print_report"]
+__all__ = ["RunBar", "first_failures", "print_report"]
+
+_LOOKED_AT = 1000
+_SHOWN = 300
 
 
 class RunBar:
@@ -41,29 +45,52 @@ class RunBar:
 
     def show(self, state: RunProgress) -> None:
         """Draw where the run stands."""
-        text = f"running {state.running}  joining {state.joining}  failed {state.failed}  retried {state.retries}"
+        text = f"in hand {state.running + state.joining}  failed {state.failed}  retried {state.retries}"
         finished = state.done + state.failed + state.unstored
         if self._task is None:
             self._task = self._progress.add_task("", total=state.rows, state=text)
         self._progress.update(self._task, completed=finished, total=state.rows, state=text)
 
 
+def first_failures(path: Path) -> dict[str, str]:
+    """Return the first message of each failure class among the first records of a failures file."""
+    found: dict[str, str] = {}
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        for line in islice(file, _LOOKED_AT):
+            record = exact_json.loads_object(line) or {}
+            name, message = record.get("_ng_failure_class"), record.get("_ng_failure_message")
+            if isinstance(name, str) and isinstance(message, str) and name not in found:
+                found[name] = message if len(message) <= _SHOWN else message[:_SHOWN] + "…"
+    return found
+
+
 def print_report(
-    console: Console, metrics: RunMetrics, files: Sequence[tuple[str, Path]], progress: RunProgress
+    console: Console,
+    metrics: RunMetrics,
+    files: Sequence[tuple[str, Path]],
+    progress: RunProgress,
+    first_messages: Mapping[str, str],
 ) -> None:
-    """Print the table of the run, its failures and gaps by name, and where its files are."""
-    names = ("agent", "done", "failed", "reward", "pass@1", "calls", "tokens in", "out", "p50 s", "p90 s", "gaps")
-    table = Table(*names, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
+    """Print the table of the run, its failures with a first message each, its gaps, and where its files are."""
+    names = ("agent", "done", "fail", "reward", "pass@1", "calls", "in", "out", "p50 s", "p90 s", "gaps")
+    table = Table(*names, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold cyan")
+    table.columns[0].overflow = "fold"  # a long name may take two lines; a number is never cut
+    for column, name in zip(table.columns[1:], names[1:], strict=True):
+        column.justify, column.no_wrap, column.min_width = "right", True, len(name)
     for row in metrics.rows():
         table.add_row(*_cells(row))
     console.print(table)
+    console.print(
+        "[dim]in, out: tokens of all calls; p50, p90: whole rollouts; gaps: rollouts with incomplete captures"
+    )
     overall = metrics.to_dict()["overall"]
-    for title, counts in (("failure", overall["failures"]), ("gap", overall["gaps"])):
-        for name, count in counts.items():
-            console.print(f"[yellow]{title}[/] {escape(name)}: {count}")
+    for name, count in overall["failures"].items():
+        first = f"; first: {escape(first_messages[name])}" if name in first_messages else ""
+        console.print(f"[yellow]failure[/] {escape(name)}: {count}{first}", soft_wrap=True)
+    for name, count in overall["gaps"].items():
+        console.print(f"[yellow]gap[/] {escape(name)}: {count}", soft_wrap=True)
     unfinished = progress.rows - progress.done - progress.failed - progress.unstored
     if unfinished:
         console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record")
@@ -74,17 +101,30 @@ def print_report(
 def _cells(row: MetricsRow) -> list[str]:
     return [
         escape(row.agent),
-        f"{row.done:,}",
-        f"{row.failed:,}",
+        _count(row.done),
+        _count(row.failed),
         _number(row.reward, "{:.3f}"),
         _number(row.pass_at_1, "{:.1f}%"),
-        _number(row.calls, "{:,.0f}"),
-        _number(row.tokens_in, "{:,.0f}"),
-        _number(row.tokens_out, "{:,.0f}"),
-        _number(_seconds(row.latency_p50_ms), "{:,.1f}"),
-        _number(_seconds(row.latency_p90_ms), "{:,.1f}"),
-        f"{row.gaps:,}",
+        _count(row.calls),
+        _count(row.tokens_in),
+        _count(row.tokens_out),
+        _number(_seconds(row.latency_p50_ms), "{:.1f}"),
+        _number(_seconds(row.latency_p90_ms), "{:.1f}"),
+        _count(row.gaps),
     ]
+
+
+def _count(value: float | None) -> str:
+    """Return at most five characters: exact below 100,000, then thousands, millions, billions."""
+    if value is None:
+        return "?"
+    if value < 100_000:
+        return f"{value:.0f}"
+    for unit in "kMBT":
+        value /= 1000
+        if value < 1000:
+            return f"{value:.1f}{unit}" if value < 100 else f"{value:.0f}{unit}"
+    return f"{value:.0f}T"
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -108,6 +108,7 @@ def _failure_record(failure: RunFailure, terminal: bool) -> dict[str, Any]:
         "_ng_failure_message": failure.message,
         "_ng_failure_http_status": failure.http_status,
         "_ng_failure_response_body": failure.response_body,
+        **({} if failure.traceback is None else {"_ng_failure_traceback": failure.traceback}),
     }
     if terminal:
         record["_ng_failure_terminal"] = True

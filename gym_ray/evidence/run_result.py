@@ -18,6 +18,7 @@ class RunFailure:
         message: What happened, one line.
         http_status: Status that was seen, or None.
         response_body: First 2,000 characters of the body that was seen, or None.
+        traceback: Where an agent's own code raised: the innermost frames as text, or None.
     """
 
     failure_class: str
@@ -25,6 +26,7 @@ class RunFailure:
     message: str
     http_status: int | None = None
     response_body: str | None = None
+    traceback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

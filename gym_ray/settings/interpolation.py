@@ -67,7 +67,10 @@ class Interpolator:
         except SettingsError as mistake:
             if not keep_going:
                 raise
-            self.mistakes.append(mistake)
+            # An endpoint's key counts only where a server refers to it, and that server then has this very mistake: one
+            # env.yaml serves runs with and without the endpoint.
+            if not (len(path) == 1 and path[0] in _ENDPOINT_KEYS):
+                self.mistakes.append(mistake)
             return None
 
     def _evaluate(self, path: KeyPath, text: str) -> Any:

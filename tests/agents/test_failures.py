@@ -67,3 +67,19 @@ def test_an_error_that_breaks_when_it_is_looked_at_is_a_named_failure() -> None:
     failure = failure_from(HostileStatus("x"))
     assert (failure.failure_class, failure.error_type) == ("agent_run_error", "HostileStatus")
     assert failure.message == "the error cannot be read: looking at it raised SystemExit"
+
+
+def test_an_error_of_foreign_code_says_where_it_was_raised() -> None:
+    def deep_inside(depth: int) -> None:
+        if depth == 0:
+            raise KeyError("the thing I wanted")
+        deep_inside(depth - 1)
+
+    with pytest.raises(KeyError) as caught:
+        deep_inside(100)
+    failure = failure_from(caught.value)
+    assert failure.traceback is not None
+    assert "deep_inside" in failure.traceback
+    assert __file__ in failure.traceback
+    assert failure.traceback.count("deep_inside(depth - 1)") < 10, "the innermost frames are enough"
+    assert failure_from(AgentError("agent_run_error", "clear")).traceback is None

@@ -118,3 +118,12 @@ def test_secrets_of_the_environment_are_remembered() -> None:
 @given(st.text(alphabet="\\${}ab.:", max_size=20))
 def test_escaped_text_fills_in_to_itself(text: str) -> None:
     assert resolved({"a": escape_interpolation(text)}) == {"a": text}
+
+
+def test_an_endpoint_key_that_no_server_refers_to_may_stay_unset() -> None:
+    tree = {"policy_api_key": "${oc.env:UNSET}"}
+    assert mistakes(tree) == []
+    assert resolved(tree) == {"policy_api_key": None}
+    used = mistakes({**tree, "server": {"openai_api_key": "${policy_api_key}"}})
+    assert len(used) == 1
+    assert "UNSET is not set" in used[0]
