@@ -6,7 +6,9 @@ whole answer can rely on the record.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -21,6 +23,8 @@ from gym_ray.model_call_capture.writer import CaptureWriter
 __all__ = ["CaptureMiddleware"]
 
 _KEEP_ALIVE = b": keep-alive\n\n"
+_LINGER_S = 0.05
+"""How long a handler may take to end after its answer is complete before its client is served without waiting."""
 
 
 class CaptureMiddleware:
@@ -59,7 +63,13 @@ class CaptureMiddleware:
 
 
 class _Recording:
-    """One exchange under way: passes messages through, keeps their bytes, holds back the end of the answer."""
+    """One exchange under way: passes messages through, keeps their bytes, holds back the end of the answer.
+
+    The record is made when the handler ends, and its latency is the handler's (A38). A handler that goes on for longer
+    than ``_LINGER_S`` after its answer is complete, because its upstream keeps the connection open or it has work to do
+    in the background, does not hold its client: the record is made then, as of the moment the answer was complete, and
+    what the handler still sends is forwarded behind it without being recorded.
+    """
 
     def __init__(self, exchange: Exchange, receive: Receive, send: Send, writer: CaptureWriter) -> None:
         self._exchange, self._writer = exchange, writer
@@ -67,42 +77,63 @@ class _Recording:
         self._scanner: TerminalScanner | None = None
         self._held: list[Message] = []
         self._begun_at = 0.0
+        self._state: Mapping[str, Any] = {}
+        self._lingering: asyncio.TimerHandle | None = None
+        self._early: asyncio.Task[None] | None = None
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         exchange = self._exchange
         exchange.started_at, self._begun_at = time.time(), time.perf_counter()
+        self._state = scope["state"]
         try:
             await app(scope, self._receive, self._send)
         except BaseException as error:
             if isinstance(error, GeneratorExit):
                 raise  # the event loop is gone; the call stays open, and closing the writer marks its rollout
-            exchange.error = error
-            self._finish(scope)
             # The record outlives the cancellation of its call (A50), and the exception follows the record (A47).
             with anyio.CancelScope(shield=True):
-                await self._writer.submit(exchange)
-                await self._release()
+                await self._end(error)
             raise
-        self._finish(scope)
-        await self._writer.commit(exchange)
-        await self._release()
+        await self._end(None)
 
-    def _finish(self, scope: Scope) -> None:
-        exchange = self._exchange
-        exchange.completed_at = time.time()
-        exchange.latency_ms = self._elapsed_ms()
-        exchange.facts = read_execution_facts(scope["state"])
+    async def _end(self, error: BaseException | None) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self._early is not None:
+            await asyncio.wait([self._early])  # unlike awaiting it, this does not cancel it when we are cancelled
+            self._early.result()
+            return
+        self._exchange.error = error
+        self._finish()
+        await self._record_and_release()
 
-    def _elapsed_ms(self) -> float:
-        return round((time.perf_counter() - self._begun_at) * 1000, 2)
-
-    async def _release(self) -> None:
+    async def _record_and_release(self) -> None:
+        await self._writer.submit(self._exchange)
         held, self._held = self._held, []
         for message in held:
             await self._outer_send(message)
 
+    def _end_early(self) -> None:
+        """Record a complete answer whose handler goes on."""
+        exchange = self._exchange
+        complete_at, latency_ms = exchange.completed_at, exchange.latency_ms
+        self._finish()
+        exchange.completed_at, exchange.latency_ms = complete_at, latency_ms
+        self._early = asyncio.get_running_loop().create_task(self._record_and_release())
+
+    def _finish(self) -> None:
+        exchange = self._exchange
+        exchange.completed_at = time.time()
+        exchange.latency_ms = self._elapsed_ms()
+        exchange.facts = read_execution_facts(self._state)
+
+    def _elapsed_ms(self) -> float:
+        return round((time.perf_counter() - self._begun_at) * 1000, 2)
+
     async def _receive(self) -> Message:
         message = await self._outer_receive()
+        if self._early is not None:
+            return message  # the exchange is the writer's
         if message["type"] == "http.request":
             if body := message.get("body"):
                 self._exchange.request.append(body)
@@ -112,7 +143,9 @@ class _Recording:
 
     async def _send(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "http.response.body":
+        if self._early is not None:
+            await asyncio.wait([self._early])
+        elif kind == "http.response.body":
             if self._must_hold(message):
                 self._held.append(message)
                 return
@@ -132,15 +165,26 @@ class _Recording:
         exchange, body = self._exchange, message.get("body", b"")
         last = not message.get("more_body", False)
         exchange.complete = exchange.complete or last
+        already_complete = self._lingering is not None
         if body:
             exchange.response.append(body)
         if self._scanner is None:
+            if last and not already_complete:
+                self._expect_end()
             return True
         if body and exchange.latency_ttft_ms is None and body != _KEEP_ALIVE:
             exchange.latency_ttft_ms = self._elapsed_ms()
         if exchange.terminal is None and body:
             exchange.terminal = self._scanner.feed(body)
-        return last or exchange.terminal is not None or bool(self._held)
+        hold = exchange.complete or exchange.terminal is not None
+        if hold and not already_complete:
+            self._expect_end()
+        return hold
+
+    def _expect_end(self) -> None:
+        """The answer is complete, and the handler should end now."""
+        self._exchange.completed_at, self._exchange.latency_ms = time.time(), self._elapsed_ms()
+        self._lingering = asyncio.get_running_loop().call_later(_LINGER_S, self._end_early)
 
 
 def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
