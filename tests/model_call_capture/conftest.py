@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls
+
+collect_ignore = [] if shutil.which("strace") else ["test_system_calls.py"]
 
 
 @pytest.fixture
