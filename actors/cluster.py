@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import random
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,9 @@ from gym_ray.errors import ClusterError, GymRayError, ServerStartError
 
 __all__ = [
     "LOOPBACK",
+    "MOMENT_S",
     "Node",
+    "OnWait",
     "alive_nodes",
     "close_actors",
     "connected",
@@ -36,6 +40,11 @@ LOOPBACK = "127.0.0.1"
 
 # Ray places empty requests at random; a sliver of a CPU makes it honour affinity and spreading.
 _SLIVER = 0.001
+
+MOMENT_S = 0.25
+"""How long this process leaves its interrupts waiting."""
+
+OnWait = Callable[[str], None]
 _PORTS = range(10001, 20001)
 
 
@@ -162,8 +171,14 @@ def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> li
     return ports
 
 
-def get(references: Any, timeout_s: float | None) -> Any:
+def get(references: Any, timeout_s: float | None, on_wait: OnWait | None = None) -> Any:
     """Fetch results of our actors; an error of ours arrives as itself.
+
+    Args:
+        references: One reference, or a list of them.
+        timeout_s: Longest wait, None for as long as it takes.
+        on_wait: Called every moment until then; it may raise to give up. Between its calls nothing of Ray runs in this
+            thread, so it is where an interrupt belongs.
 
     Raises:
         GymRayError: What the actor raised.
@@ -171,6 +186,8 @@ def get(references: Any, timeout_s: float | None) -> Any:
         ServerStartError: No answer in time.
     """
     try:
+        if on_wait is not None:
+            _wait_in_moments(references if isinstance(references, list) else [references], timeout_s, on_wait)
         return ray.get(references, timeout=timeout_s)
     except RayTaskError as error:
         cause = error.cause
@@ -179,6 +196,15 @@ def get(references: Any, timeout_s: float | None) -> Any:
         raise ClusterError(f"an actor's process ended: {error}") from error
     except GetTimeoutError as error:
         raise ServerStartError(f"actors not up after {timeout_s:g} s; {offer()}") from error
+
+
+def _wait_in_moments(references: list[Any], timeout_s: float | None, on_wait: OnWait) -> None:
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        _, pending = ray.wait(references, num_returns=len(references), timeout=MOMENT_S)
+        if not pending:
+            return
+        on_wait("")
 
 
 def wait(reference: Any, timeout_s: float) -> bool:

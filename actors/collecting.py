@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_ray.actors.cluster import alive_nodes, close_actors, get, local_node, resources, start_actor
+from gym_ray.actors.cluster import OnWait, alive_nodes, close_actors, get, local_node, resources, start_actor
 from gym_ray.actors.collector import CollectionPlan, CollectorHost
 from gym_ray.actors.joiner import JoinerHost
 from gym_ray.actors.rollout_worker import RolloutWorkerHost
@@ -38,9 +38,16 @@ class RunningCollection:
 
 @contextmanager
 def collecting(
-    settings: RunSettings, plan: CollectionPlan, directory: ServerDirectory, *, run_token: str | None
+    settings: RunSettings,
+    plan: CollectionPlan,
+    directory: ServerDirectory,
+    *,
+    run_token: str | None,
+    on_wait: OnWait | None = None,
 ) -> Iterator[RunningCollection]:
     """Begin a run and hold its collector, workers and joiners for the block.
+
+    ``on_wait`` is called every moment while they start and may raise to give up.
 
     Raises:
         InputError: A row cannot be used; nothing of an earlier run has changed.
@@ -54,12 +61,13 @@ def collecting(
     patience_s = settings.start_timeout_s or None
     closing_s = 2.0  # nothing runs yet that had to end in order
     try:
-        get(collector.health.remote(), patience_s)  # expanding the input may take as long as it takes, starting may not
-        start = get(collector.begin.remote(), None)
+        # Starting has its time; expanding the input may take as long as it takes.
+        get(collector.health.remote(), patience_s, on_wait)
+        start = get(collector.begin.remote(), None, on_wait)
         workers = _workers(settings, plan, directory, run_token, seats)
         joiners = _joiners(plan, seats)
-        get([seat.ready.remote() for seat in seats.values()], patience_s)
-        get(collector.open.remote(workers, joiners), None)
+        get([seat.ready.remote() for seat in seats.values()], patience_s, on_wait)
+        get(collector.open.remote(workers, joiners), None, on_wait)
         closing_s = _CLOSING_S
         yield RunningCollection(collector, start, seats)
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
@@ -26,10 +27,12 @@ class Health:
     Attributes:
         ready: It can do its work.
         pid: Its process, on its own node.
+        waits_for: What keeps it from being ready, "" when it does not know.
     """
 
     ready: bool
     pid: int
+    waits_for: str = ""
 
 
 class Watched:
@@ -40,6 +43,7 @@ class Watched:
     """
 
     _ready = False
+    _waits_for = ""
 
     def __init__(self) -> None:
         # Ray constructs an asynchronous actor on its loop's thread, which runs nothing but the loop.
@@ -55,7 +59,7 @@ class Watched:
         try:
             url = await start
         except Exception as error:
-            if not ray.get_runtime_context().was_current_actor_reconstructed:
+            if not _restarted():
                 raise
             _LOG.error("the restarted actor did not come up, its process ends: %s", error)
             await asyncio.sleep(_PAUSE_BEFORE_NEXT_START_S)
@@ -66,7 +70,13 @@ class Watched:
     @ray.method(concurrency_group="control")
     def health(self) -> Health:
         """Return at once; reads plain attributes only, so nothing here can wait for the actor's own loop."""
-        return Health(self._ready, os.getpid())
+        return Health(self._ready, os.getpid(), self._waits_for)
+
+
+def _restarted() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own property reads a deprecated one of Ray's
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _end_with(loop_thread: threading.Thread) -> None:

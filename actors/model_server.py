@@ -39,9 +39,12 @@ class ModelServerHost(HttpHost):
         self._engine = engine
         await engine.start()
         if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)
-            await engine.ready(self._settings.model_endpoint_timeout_s)
+            await engine.ready(self._settings.model_endpoint_timeout_s, on_wait=self._say_why)
         self._writer = await asyncio.to_thread(self._open_writer)
         return build_app(engine, server_name=self._server_name, capture=self._writer, run_token=self._run_token)
+
+    def _say_why(self, reason: str) -> None:
+        self._waits_for = f"{self._server_name}: {reason}"
 
     def _open_writer(self) -> CaptureWriter | None:
         directory = self._settings.model_call_capture_dir

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, get, offer, pick_ports, start_actor
+from gym_ray.actors.cluster import (
+    LOOPBACK,
+    MOMENT_S,
+    Node,
+    OnWait,
+    alive_nodes,
+    close_actors,
+    get,
+    offer,
+    pick_ports,
+    start_actor,
+)
 from gym_ray.actors.engine_host import EngineHost
 from gym_ray.actors.environment import EnvironmentHost
 from gym_ray.actors.model_server import ModelServerHost
-from gym_ray.errors import ServerStartError
+from gym_ray.errors import ClusterError, ServerStartError
 from gym_ray.server_directory import Endpoint, ServerDirectory
 from gym_ray.settings import HostedOptions, LocalModelOptions, ModelOptions, RunSettings, ServerSettings
 
@@ -37,6 +50,16 @@ class RunningServers:
         self.engines.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """An actor that was told to start."""
+
+    kind: str
+    server: str
+    node_id: str
+    handle: Any
+
+
 class _Starter:
     """Creates the actors of one run; the caller waits for all of them together."""
 
@@ -44,7 +67,7 @@ class _Starter:
         self._settings, self._token, self._cache_dir, self._nodes = settings, run_token, cache_dir, nodes
         self.engines: dict[str, Any] = {}
         self.hosts: dict[str, Any] = {}
-        self.waiting: dict[Any, tuple[str, str, str]] = {}  # url reference -> (kind, server, node)
+        self.waiting: dict[Any, _Start] = {}  # by the reference to its URL
 
     def start(self) -> None:
         for server in self._settings.servers.values():
@@ -79,7 +102,7 @@ class _Starter:
             port = pick_ports(node, LOOPBACK, 1)[0]
             handle = start_actor(EngineHost, node, name, options, self._cache_dir, LOOPBACK, port)
             self.engines[name] = (handle, f"http://{LOOPBACK}:{port}")
-            self.waiting[handle.url.remote()] = ("engines", name, node.node_id)
+            self.waiting[handle.url.remote()] = _Start("engines", name, node.node_id, handle)
         return str(self.engines[name][1])
 
     def _environment(self, server: ServerSettings, options: HostedOptions, node: Node) -> None:
@@ -90,16 +113,19 @@ class _Starter:
 
     def _track(self, kind: str, server_name: str, node: Node, actor_name: str, handle: Any) -> None:
         self.hosts[actor_name] = handle
-        self.waiting[handle.url.remote()] = (kind, server_name, node.node_id)
+        self.waiting[handle.url.remote()] = _Start(kind, server_name, node.node_id, handle)
 
 
-def start_servers(settings: RunSettings, *, run_token: str, cache_dir: Path) -> RunningServers:
+def start_servers(
+    settings: RunSettings, *, run_token: str, cache_dir: Path, on_wait: OnWait | None = None
+) -> RunningServers:
     """Start every model server and resources server of the settings and wait until each one answers.
 
     Args:
         settings: The run's settings.
         run_token: Bearer token of the run's control routes.
         cache_dir: Where the embedded model's weights are assembled.
+        on_wait: Called every moment while servers start, with what is waited for; it may raise to give up.
 
     Returns:
         The running servers; what was started is stopped again when one of them fails.
@@ -111,7 +137,7 @@ def start_servers(settings: RunSettings, *, run_token: str, cache_dir: Path) -> 
     running = RunningServers(ServerDirectory({}, {}))
     try:
         starter.start()
-        running.directory = _wait_for(starter.waiting, settings.start_timeout_s)
+        running.directory = _wait_for(starter, settings.start_timeout_s, on_wait or (lambda _: None))
     except BaseException:
         running.hosts, running.engines = starter.hosts, {name: pair[0] for name, pair in starter.engines.items()}
         running.stop(timeout_s=2.0)
@@ -120,18 +146,32 @@ def start_servers(settings: RunSettings, *, run_token: str, cache_dir: Path) -> 
     return running
 
 
-def _wait_for(waiting: dict[Any, tuple[str, str, str]], timeout_s: float) -> ServerDirectory:
+def _wait_for(starter: _Starter, timeout_s: float, on_wait: OnWait) -> ServerDirectory:
     found: dict[str, dict[str, list[Endpoint]]] = {"models": {}, "resources": {}, "engines": {}}
-    deadline = time.monotonic() + timeout_s if timeout_s else None
-    pending = list(waiting)
+    until = time.monotonic() + timeout_s if timeout_s else math.inf
+    pending = list(starter.waiting)
     while pending:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        done, pending = ray.wait(pending, num_returns=1, timeout=MOMENT_S)
+        names = ", ".join(sorted({starter.waiting[ref].server for ref in pending}))
         if not done:
-            names = ", ".join(sorted(waiting[ref][1] for ref in pending))
-            raise ServerStartError(
-                f"not up after {timeout_s:g} s: {names}; {offer()}; raise start_timeout_s if they need longer"
-            )
-        kind, name, node = waiting[done[0]]
-        found[kind].setdefault(name, []).append(Endpoint(node, get(done[0], None)))
+            reasons = _reasons([starter.waiting[ref].handle for ref in pending]) or names
+            if time.monotonic() > until:
+                raise ServerStartError(
+                    f"not up after {timeout_s:g} s: {reasons}; {offer()}; raise start_timeout_s if they need longer"
+                )
+            on_wait(reasons)
+            continue
+        start = starter.waiting[done[0]]
+        found[start.kind].setdefault(start.server, []).append(Endpoint(start.node_id, get(done[0], None)))
     return ServerDirectory(found["models"], found["resources"])
+
+
+def _reasons(handles: Sequence[Any]) -> str:
+    """Return what these actors say keeps them, "" when none of them says anything at once."""
+    asked = [handle.health.remote() for handle in handles]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=MOMENT_S)
+    said = set()
+    for reference in answered:
+        with suppress(ClusterError):  # an actor that died says so through its start
+            said.add(get(reference, None).waits_for)
+    return "; ".join(sorted(said - {""}))

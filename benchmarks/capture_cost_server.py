@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -54,7 +54,7 @@ class OneAnswerEngine:
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
         """Always ready."""
 
     async def answer(self, request: EngineRequest) -> EngineAnswer:  # noqa: ARG002 - one answer for all

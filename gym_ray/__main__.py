@@ -1,5 +1,23 @@
-"""``python -m gym_ray`` is the ``gym-ray`` command."""
+"""``python -m gym_ray`` and ``gym-ray``: the command, quiet also when it is interrupted while it loads."""
 
-from gym_ray.cli.app import main
+from __future__ import annotations
 
-main()
+import sys
+
+_INTERRUPTED = 130
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; Ctrl-C, whenever it comes, is exit code 130 and no traceback."""
+    try:
+        from gym_ray.cli.app import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,13 +13,16 @@ from rich.table import Table
 
 from gym_ray.cli.head import build_head_app, publish_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
-from gym_ray.cli.runtime import new_run_token, on_interrupt, ray_session, user_cache_dir
+from gym_ray.cli.report import Waiting
+from gym_ray.cli.runtime import Interrupts, new_run_token, ray_session, user_cache_dir
 from gym_ray.errors import ServerStartError, SettingsError
 from gym_ray.model_server.serving import AppServer
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
 __all__ = ["capture_settings", "env_app"]
+
+_LOOK_S = 0.1
 
 env_app = typer.Typer(help="Start model servers and resources servers.", no_args_is_help=True)
 
@@ -42,15 +45,15 @@ def start(
     require_servers(settings)
     _require_free(settings.head_server.host, settings.head_server.port)
     console = Console(stderr=True, highlight=False)
-    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose or settings.verbose):
+    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose or settings.verbose) as interrupts:
         from gym_ray.actors.servers import start_servers
 
         token, head = new_run_token(), settings.head_server
-        with console.status("starting servers"):
-            servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir())
+        with Waiting(console, "starting servers", interrupts) as waiting:
+            servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir(), on_wait=waiting.show)
         try:
             with publish_token(user_cache_dir(), head.host, head.port, token):
-                asyncio.run(_serve_head(settings, servers.directory, console))
+                asyncio.run(_serve_head(settings, servers.directory, console, interrupts))
         finally:
             servers.stop()
     console.print("servers stopped")
@@ -89,18 +92,18 @@ def _require_free(host: str, port: int) -> None:
             ) from error
 
 
-async def _serve_head(settings: RunSettings, directory: ServerDirectory, console: Console) -> None:
+async def _serve_head(
+    settings: RunSettings, directory: ServerDirectory, console: Console, interrupts: Interrupts
+) -> None:
     app = build_head_app(settings.to_yaml(redact=True), directory, capture_settings(settings))
     head = AppServer(app, settings.head_server.host, settings.head_server.port)
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    with on_interrupt(lambda: loop.call_soon_threadsafe(stopped.set)):
-        port = await head.start()
-        try:
-            _print_servers(settings, directory, port, console)
-            await stopped.wait()
-        finally:
-            await head.stop(2.0)
+    port = await head.start()
+    try:
+        _print_servers(settings, directory, port, console)
+        while not interrupts.presses:  # noqa: ASYNC110 - a signal handler may set a number, not an event of the loop
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        await head.stop(2.0)
 
 
 def _print_servers(settings: RunSettings, directory: ServerDirectory, port: int, console: Console) -> None:

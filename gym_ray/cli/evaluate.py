@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from gym_ray import exact_json
 from gym_ray.cli.env import capture_settings, require_servers
-from gym_ray.cli.head import read_head, read_token
+from gym_ray.cli.head import HeadWatch, read_head, read_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
-from gym_ray.cli.report import RunBar, first_failures, print_report
-from gym_ray.cli.runtime import new_run_token, on_interrupt, ray_session, user_cache_dir
+from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
+from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
 from gym_ray.errors import RunNotFoundError, SettingsError
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.collection import Progress as RunProgress
@@ -34,7 +34,6 @@ __all__ = ["eval_app"]
 eval_app = typer.Typer(help="Collect rollouts.", no_args_is_help=True)
 
 _LANES = 64
-_INTERRUPTED = 130
 
 
 @eval_app.callback()
@@ -171,29 +170,34 @@ def _task_sources(settings: RunSettings) -> dict[str, str]:
 def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose: bool) -> int:
     """Start what is needed, collect, report; return the exit code."""
     console = Console(stderr=True, highlight=False)
-    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose):
+    console.print("[dim]starting Ray")
+    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
         from gym_ray.actors.collecting import collecting
         from gym_ray.actors.collector import CollectionPlan
         from gym_ray.actors.servers import start_servers
 
-        servers = None
+        servers, watch = None, None
         if head is None:
             token = new_run_token()
-            with console.status("starting servers"):
-                servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir())
+            with Waiting(console, "starting servers", interrupts) as waiting:
+                servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir(), on_wait=waiting.show)
             head = _Head(servers.directory, token)
+        else:
+            watch = HeadWatch(settings.head_server.host, settings.head_server.port)
         collection = CollectionPlan(
             plan.paths, plan.source, plan.options, plan.limits, settings.capture_dir, lanes=_LANES
         )
         try:
-            with collecting(settings, collection, head.directory, run_token=head.run_token) as running:
+            with collecting(
+                settings, collection, head.directory, run_token=head.run_token, on_wait=interrupts.check
+            ) as running:
                 _print_start(console, running.start)
-                interrupted = _follow(running.collector, console)
+                stopped = _follow(running.collector, console, interrupts, watch)
                 progress, metrics = _results(running.collector)
         finally:
             if servers is not None:
                 servers.stop()
-    return _finish(settings, plan.paths, metrics, progress, interrupted=interrupted)
+    return _finish(settings, plan.paths, metrics, progress, stopped)
 
 
 def _print_start(console: Console, start: RunStart) -> None:
@@ -203,24 +207,27 @@ def _print_start(console: Console, start: RunStart) -> None:
         console.print(f"[dim]earlier results are in[/] {escape(str(start.set_aside))}", soft_wrap=True)
 
 
-def _follow(collector: Any, console: Console) -> bool:
-    """Draw progress until the run is over; return whether it was interrupted."""
-    from gym_ray.actors.cluster import get, wait
+def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: HeadWatch | None) -> int:
+    """Draw progress until the run is over; return 0, or the exit code of what stopped it early."""
+    from gym_ray.actors.cluster import MOMENT_S, get, wait
 
-    interrupted = False
-
-    def stop() -> None:
-        nonlocal interrupted
-        interrupted = True
-        console.print("stopping: what has ended is stored; Ctrl-C again leaves at once")
-        collector.stop.remote()
-
+    stopped = 0
+    interrupts.tolerated = 1  # the first one lets what has ended be stored
     ended = collector.run.remote()
-    with RunBar(console) as bar, on_interrupt(stop):
-        while not wait(ended, 0.25):
+    with RunBar(console) as bar:
+        while not wait(ended, MOMENT_S):
+            interrupts.check()
+            if interrupts.presses and not stopped:
+                stopped = INTERRUPTED
+                console.print("stopping: what has ended is stored; Ctrl-C again leaves at once")
+                collector.stop.remote()
+            if watch is not None and not stopped and watch.gone():
+                stopped = 1
+                console.print(f"[bold red]stopping:[/] the servers of {watch.place} are gone; what has ended is stored")
+                collector.stop.remote()
             bar.show(get(collector.progress.remote(), None))
     get(ended, None)
-    return interrupted
+    return stopped
 
 
 def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
@@ -230,9 +237,7 @@ def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
     return progress, metrics
 
 
-def _finish(
-    settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, *, interrupted: bool
-) -> int:
+def _finish(settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, stopped: int) -> int:
     figures = exact_json.dumps(metrics.to_dict()) + b"\n"
     PosixStore(paths.aggregate_metrics.parent).publish(paths.aggregate_metrics.name, figures)
     files: Sequence[tuple[str, Path | None]] = (
@@ -246,8 +251,8 @@ def _finish(
         console = Console(highlight=False, width=max(console.width, 160))
     present = [(label, path) for label, path in files if path is not None]
     print_report(console, metrics, present, progress, first_failures(paths.failures))
-    if interrupted:
-        return _INTERRUPTED
+    if stopped:
+        return stopped
     if not progress.done and not progress.unstored:
         place = escape(str(paths.failures))
         message = f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}"

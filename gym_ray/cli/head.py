@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ from starlette.routing import Route
 from gym_ray.errors import RunNotFoundError, StorageError
 from gym_ray.server_directory import ServerDirectory
 
-__all__ = ["build_head_app", "publish_token", "read_head", "read_token"]
+_LOOK_S = 2.0
+_LOOKS = 3
+
+__all__ = ["HeadWatch", "build_head_app", "publish_token", "read_head", "read_token"]
 
 
 @contextmanager
@@ -57,6 +61,31 @@ def read_token(directory: Path, host: str, port: int) -> str:
             f"{path}: the token of the servers at {host}:{port} cannot be read: {error.strerror}; "
             "collect as the user, and on the machine, that runs `gym-ray env start`"
         ) from error
+
+
+class HeadWatch:
+    """Notices that the servers behind a head were stopped, so that a collection does not go on without them."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.place = f"{host}:{port}"
+        self._next_look = 0.0
+        self._missed = 0
+
+    def gone(self) -> bool:
+        """Return whether nothing has listened there for several looks; looks at most every few seconds."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        try:
+            httpx.get(f"http://{self.place}/", timeout=_LOOK_S, trust_env=False)
+        except httpx.ConnectError:
+            self._missed += 1
+        except httpx.HTTPError:
+            pass  # it listens; a slow head is not a stopped one
+        else:
+            self._missed = 0
+        return self._missed >= _LOOKS
 
 
 def _token_file(directory: Path, host: str, port: int) -> Path:

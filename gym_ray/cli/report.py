@@ -12,13 +12,51 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from gym_ray import exact_json
+from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import Progress as RunProgress
 from gym_ray.rollouts.metrics import MetricsRow, RunMetrics
 
-__all__ = ["RunBar", "first_failures", "print_report"]
+__all__ = ["RunBar", "Waiting", "first_failures", "print_report"]
 
 _LOOKED_AT = 1000
 _SHOWN = 300
+
+
+class Waiting:
+    """Shows what a command waits for: on a terminal as a changing line, elsewhere each new reason once.
+
+    Args:
+        console: Where to.
+        what: What is under way.
+        interrupts: Looked at each moment, so that Ctrl-C ends the wait.
+    """
+
+    def __init__(self, console: Console, what: str, interrupts: Interrupts) -> None:
+        self._console, self._what, self._interrupts = console, what, interrupts
+        self._status = console.status(escape(what))
+        self._reason = ""
+
+    def __enter__(self) -> Waiting:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def show(self, reason: str) -> None:
+        """Show a reason, "" when there is no news.
+
+        Raises:
+            KeyboardInterrupt: The user gave up.
+        """
+        self._interrupts.check()
+        if not reason or reason == self._reason:
+            return
+        self._reason = reason
+        text = f"{escape(self._what)}: {escape(reason)}"
+        self._status.update(text)
+        if not self._console.is_terminal:
+            self._console.print(text, soft_wrap=True)
 
 
 class RunBar:

@@ -6,14 +6,19 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from gym_ray.errors import ClusterError
 
-__all__ = ["new_run_token", "on_interrupt", "ray_session", "user_cache_dir"]
+__all__ = ["INTERRUPTED", "Interrupts", "new_run_token", "ray_session", "user_cache_dir"]
+
+INTERRUPTED = 130
+"""Exit code of a command that was stopped by Ctrl-C or SIGTERM."""
+
+_PATIENCE = 2
 
 
 def new_run_token() -> str:
@@ -27,12 +32,51 @@ def user_cache_dir() -> Path:
     return Path(base) / "gym-ray"
 
 
+class Interrupts:
+    """Ctrl-C and SIGTERM, counted; the command looks at the count where it is safe to stop.
+
+    An exception out of a signal handler would land in the middle of Ray's own code, which does not survive it.
+
+    Attributes:
+        presses: How many came.
+        tolerated: How many :meth:`check` lets pass, 0 until a run that must be stopped in order is under way.
+    """
+
+    def __init__(self) -> None:
+        self.presses = 0
+        self.tolerated = 0
+
+    def check(self, _reason: str = "") -> None:
+        """Give up when more came than are tolerated.
+
+        Raises:
+            KeyboardInterrupt: They did.
+        """
+        if self.presses > self.tolerated:
+            raise KeyboardInterrupt
+
+    def _count(self, _signum: int, _frame: FrameType | None) -> None:
+        self.presses += 1
+        if self.presses > _PATIENCE:
+            os._exit(INTERRUPTED)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count for the block instead of raising; the third ends the process at once."""
+        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+
 @contextmanager
-def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = False) -> Iterator[None]:
+def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = False) -> Iterator[Interrupts]:
     """Hold a Ray cluster for the block: the one named by ``RAY_ADDRESS``, else a local one of our own.
 
     A local cluster gets a token of its own in a file that ends with it, so that it neither uses nor leaves a token in
-    the home directory. Usage reports are off.
+    the home directory. Usage reports are off. Interrupts are counted for the block.
 
     Raises:
         ClusterError: Ray is not installed, or could not be started or joined.
@@ -40,7 +84,8 @@ def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS") or "local"
     level = "INFO" if verbose else "WARNING"
-    with tempfile.TemporaryDirectory(prefix="gym-ray-") as private:
+    interrupts = Interrupts()
+    with tempfile.TemporaryDirectory(prefix="gym-ray-") as private, interrupts.counted():
         if address == "local" and "RAY_AUTH_MODE" not in os.environ:
             token_file = Path(private) / "auth_token"
             token_file.touch(mode=0o600)
@@ -51,21 +96,7 @@ def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = 
             from gym_ray.actors.cluster import connected
         except ImportError as error:
             raise ClusterError(f"Ray cannot be imported: {error}; install it with `pip install gym-ray`") from error
+        interrupts.check()
         with connected(namespace, address=address, num_cpus=num_cpus, log_level=level):
-            yield
-
-
-@contextmanager
-def on_interrupt(handler: Callable[[], object]) -> Iterator[None]:
-    """Call ``handler`` at the first Ctrl-C or SIGTERM of the block; a second Ctrl-C ends the process at once."""
-
-    def first(_signum: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        handler()
-
-    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+            interrupts.check()
+            yield interrupts

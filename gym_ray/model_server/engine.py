@@ -64,8 +64,13 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Open clients and load what is needed; called once, before any other method."""
 
-    async def ready(self, timeout_s: float) -> None:
-        """Return once the engine answers; raise ``EngineUnavailableError`` with the cause when it does not in time."""
+    async def ready(self, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
+        """Return once the engine answers; raise ``EngineUnavailableError`` with the cause when it does not in time.
+
+        Args:
+            timeout_s: Longest wait.
+            on_wait: Told why it has to wait, each time it looked in vain.
+        """
 
     async def answer(self, request: EngineRequest) -> EngineAnswer:
         """Return as soon as status and headers are known; the first body byte may come later."""

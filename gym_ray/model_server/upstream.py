@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -97,7 +97,7 @@ class UpstreamEngine:
         timeout = httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s, pool=None)
         self._opened = Connections(limits.max_connections, timeout)
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
         """Return once ``GET …/models`` is answered by anything but a server error.
 
         Raises:
@@ -106,13 +106,14 @@ class UpstreamEngine:
         deadline = _now() + timeout_s
         pause_s = _FIRST_PAUSE_S
         probe = self._connections.probe
+        cause = "no answer to GET /models"
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     response = await probe.get(f"{self._base_url}/models", headers=self._credentials(CHAT))
                 cause = f"it answered {_status_text(response.status_code)}"
             except TimeoutError:
-                raise EngineUnavailableError(self._not_ready(timeout_s, "no answer to GET /models")) from None
+                raise EngineUnavailableError(self._not_ready(timeout_s, cause)) from None
             except (httpx.HTTPError, httpx.InvalidURL) as exc:
                 cause = self._translate(exc).message
             else:
@@ -121,6 +122,8 @@ class UpstreamEngine:
                     return
             if _now() + pause_s >= deadline:
                 raise EngineUnavailableError(self._not_ready(timeout_s, cause))
+            if on_wait is not None:
+                on_wait(f"{self._where} is not ready: {cause}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -106,7 +106,8 @@ class RunSettings(CaptureSettings):
         num_rollout_workers: Worker processes; None lets the cluster choose.
         head_server: Where the run can be found.
         start_timeout_s: Longest that the servers may take to start; 0 waits for ever (D129).
-        model_endpoint_timeout_s: Longest wait for a model endpoint's first answer; 0 does not check (D129).
+        model_endpoint_timeout_s: Longest wait for a model endpoint's first answer; 0 does not check (D129). A minute,
+            so that a wrong URL does not look like a slow one; give an engine that still loads its weights more.
         policy_base_url: For ``${policy_base_url}`` in server options; so are the next two.
         verbose: Say more.
     """
@@ -127,7 +128,7 @@ class RunSettings(CaptureSettings):
     num_rollout_workers: PositiveCount | None = None
     head_server: HeadServer = Field(default_factory=HeadServer)
     start_timeout_s: Seconds = 600.0
-    model_endpoint_timeout_s: Seconds = 600.0
+    model_endpoint_timeout_s: Seconds = 60.0
     policy_base_url: HttpUrl | None = None
     policy_api_key: SecretStr | None = None
     policy_model_name: Name | None = None

@@ -64,7 +64,7 @@ class FakeEngine:
         """Note the start."""
         self.started = True
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
         """Return at once, or raise ``EngineUnavailableError`` when the engine was made unready."""
         del timeout_s  # a fake never has to wait
         if self.unready:

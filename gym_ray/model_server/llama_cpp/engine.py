@@ -101,7 +101,7 @@ class LlamaCppEngine:
                 self._base_url, max_connections=self._max_connections, request_timeout_s=self._request_timeout_s
             )
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
         """Return once the server answers and its model has Gemma's markers.
 
         Raises:
