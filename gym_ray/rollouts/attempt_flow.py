@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
+from gym_ray.rollouts.byte_budget import ByteBudget
 from gym_ray.rollouts.dispatch_budget import DispatchBudget
 from gym_ray.rollouts.ledger import (
     Cancelled,
@@ -43,6 +44,8 @@ __all__ = ["AttemptFlow", "CollectionSettings", "Finished"]
 
 _LOG = logging.getLogger(__name__)
 _JOIN_TRIES = 6
+_MAX_ROW_BYTES = 256 * 1024**2
+"""Rows in hand together; each is in memory once or twice more on its way to a worker and to a joiner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class AttemptFlow:
         self._runs: set[asyncio.Task[ReplyHandle | Lost]] = set()
         self._stopping = False
         self._clock = time.monotonic
+        self._row_bytes = ByteBudget(_MAX_ROW_BYTES)
         self._budget = DispatchBudget(settings.dispatch_budget_s, settings.drain_margin_s, self._clock)
 
     def stop(self) -> None:
@@ -130,16 +134,17 @@ class AttemptFlow:
             InputError: The row is damaged.
             GymRayError: The ledger or the record cannot be stored, or no workers are left: the run cannot go on.
         """
-        row = self._rows.attempt(start.ordinal, start.attempt)
-        job = AttemptJob(
-            start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, self._settings.run_timeout_s
-        )
+        async with self._row_bytes.holding(self._rows.size(start.ordinal)):
+            return await self._follow(start)
+
+    async def _follow(self, start: StartAttempt) -> Finished | None:
         async with self._slots:
             if not self._stopping and self._budget.spent():
                 self._ledger.handle(StopRequested())  # what runs goes on; nothing more starts
             if self._ledger.stopped:
                 self._ledger.handle(Withdrawn(start.ordinal, start.attempt))
                 return None
+            job = await self._job(start)
             await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
             never_ran = await self._clear(job)
             ended = never_ran or await self._run(job)
@@ -156,6 +161,11 @@ class AttemptFlow:
             self._ledger.handle(Cancelled(start.ordinal, start.attempt))
         elif state is State.JOINING:
             self._ledger.handle(JoinFailed(start.ordinal, start.attempt))
+
+    async def _job(self, start: StartAttempt) -> AttemptJob:
+        row = await asyncio.to_thread(self._rows.attempt, start.ordinal, start.attempt)  # a large one takes a while
+        timeout_s = self._settings.run_timeout_s
+        return AttemptJob(start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, timeout_s)
 
     async def _clear(self, job: AttemptJob) -> RunResult | None:
         """Clear the attempt's capture; a result when that failed, since its calls would mix with older ones (D25)."""

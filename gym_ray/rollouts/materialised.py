@@ -271,6 +271,10 @@ class MaterialisedRows:
         """Close the file; safe to repeat."""
         self._file.close()
 
+    def size(self, ordinal: int) -> int:
+        """Return the bytes of one row, its line feed included."""
+        return self._offsets[ordinal + 1] - self._offsets[ordinal]
+
     def read(self, ordinal: int) -> bytes:
         """Return one row as JSON, without its line feed.
 

@@ -37,6 +37,7 @@ class RecordFile:
     def __init__(self, path: Path, calls: FileCalls) -> None:
         self.path, self._calls = path, calls
         self._threads = threading.Lock()
+        self._acknowledged = 0  # where the last record ends that was stored or found here; the file never gets shorter
         try:
             self._fd = calls.open(str(path), os.O_RDWR | os.O_APPEND)
         except OSError as error:
@@ -73,6 +74,7 @@ class RecordFile:
             except OSError as error:
                 self._cut_back(start, error)
                 raise StorageError(f"{self.path}: a record could not be stored: {error}") from error
+            self._acknowledged = start + len(line) + 1
         return start, len(line) + 1
 
     def find(self, wanted: Callable[[bytes], bool], since: int) -> tuple[int, int] | None:
@@ -87,6 +89,7 @@ class RecordFile:
                 for offset, line in self._lines(min(since, end), end):
                     if wanted(line):
                         self._calls.sync_data(self._fd)
+                        self._acknowledged = max(self._acknowledged, offset + len(line) + 1)
                         return offset, len(line) + 1
             except OSError as error:
                 raise StorageError(f"{self.path}: {error}") from error
@@ -112,6 +115,11 @@ class RecordFile:
             same = False
         if not same:
             raise StorageError(f"{self.path}: the file was moved or replaced since this run began; nothing was written")
+        if self.size() < self._acknowledged:
+            raise StorageError(
+                f"{self.path}: the file was cut to {self.size()} bytes, though this run had stored "
+                f"{self._acknowledged}; records are lost, and nothing was written"
+            )
 
     def _cut_back(self, size: int, cause: OSError) -> None:
         try:

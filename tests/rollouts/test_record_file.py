@@ -231,3 +231,24 @@ def test_kill_9_of_one_of_two_processes_tears_nothing_and_loses_nothing_acknowle
     for name, numbers in told.items():
         assert stored[name] == list(range(len(stored[name]))), "no line twice, none out of order"
         assert set(numbers) <= set(stored[name])
+
+
+def test_a_file_that_somebody_cut_gets_nothing_more(tmp_path: Path) -> None:
+    file = make(tmp_path / "f")
+    file.append(b'{"a":1}')
+    file.append(b'{"b":2}')
+    os.truncate(tmp_path / "f", 8)
+    for attempt in (lambda: file.append(b'{"c":3}'), lambda: file.find(lambda _: False, 0)):
+        with pytest.raises(StorageError, match="cut to 8 bytes, though this run had stored 16"):
+            attempt()
+    assert (tmp_path / "f").read_bytes() == b'{"a":1}\n'
+    file.close()
+
+
+def test_a_torn_line_behind_the_last_record_is_no_cut(tmp_path: Path) -> None:
+    file = make(tmp_path / "f")
+    file.append(b'{"a":1}')
+    with (tmp_path / "f").open("ab") as other:
+        other.write(b'{"torn')
+    assert file.append(b'{"b":2}') == (8, 8)
+    file.close()
