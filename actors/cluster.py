@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import random
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gym_ray.errors import ClusterError, GymRayError, ServerStartError
+from gym_ray.actors.calls import get
+from gym_ray.errors import ClusterError, ServerStartError
 
-__all__ = [
-    "LOOPBACK",
-    "MOMENT_S",
-    "Node",
-    "OnWait",
-    "alive_nodes",
-    "close_actors",
-    "connected",
-    "get",
-    "local_node",
-    "offer",
-    "pick_ports",
-    "resources",
-    "start_actor",
-    "wait",
-]
+__all__ = ["LOOPBACK", "Node", "alive_nodes", "close_actors", "connected", "local_node", "pick_ports", "start_actor"]
 
 LOOPBACK = "127.0.0.1"
 
 # Ray places empty requests at random; a sliver of a CPU makes it honour affinity and spreading.
 _SLIVER = 0.001
-
-MOMENT_S = 0.25
-"""How long this process leaves its interrupts waiting."""
-
-OnWait = Callable[[str], None]
 _PORTS = range(10001, 20001)
 
 
@@ -126,18 +104,6 @@ def start_actor(
     )
 
 
-def resources() -> dict[str, float]:
-    """Return what the whole cluster offers, for messages and defaults."""
-    offered: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return offered
-
-
-def offer() -> str:
-    """Return what the cluster has and what of it is free, as part of a message: actors that wait lack one of both."""
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return f"the cluster has {resources()}, of which {free.get('CPU', 0.0):g} CPU are free"
-
-
 def _free_ports(host: str, count: int) -> list[int]:
     """Return different free ports of 10001 to 20000 (D128): outgoing connections do not take one while it is free."""
     # All are held at once, so that no two are the same.
@@ -169,48 +135,6 @@ def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> li
     task = remote(num_cpus=_SLIVER, scheduling_strategy=strategy, max_retries=0)(_free_ports)
     ports: list[int] = get(task.remote(host, count), timeout_s)
     return ports
-
-
-def get(references: Any, timeout_s: float | None, on_wait: OnWait | None = None) -> Any:
-    """Fetch results of our actors; an error of ours arrives as itself.
-
-    Args:
-        references: One reference, or a list of them.
-        timeout_s: Longest wait, None for as long as it takes.
-        on_wait: Called every moment until then; it may raise to give up. Between its calls nothing of Ray runs in this
-            thread, so it is where an interrupt belongs.
-
-    Raises:
-        GymRayError: What the actor raised.
-        ClusterError: An actor's process ended, or raised something that is not ours.
-        ServerStartError: No answer in time.
-    """
-    try:
-        if on_wait is not None:
-            _wait_in_moments(references if isinstance(references, list) else [references], timeout_s, on_wait)
-        return ray.get(references, timeout=timeout_s)
-    except RayTaskError as error:
-        cause = error.cause
-        raise cause if isinstance(cause, GymRayError) else ClusterError(f"an actor failed: {cause!r}") from error
-    except RayActorError as error:
-        raise ClusterError(f"an actor's process ended: {error}") from error
-    except GetTimeoutError as error:
-        raise ServerStartError(f"actors not up after {timeout_s:g} s; {offer()}") from error
-
-
-def _wait_in_moments(references: list[Any], timeout_s: float | None, on_wait: OnWait) -> None:
-    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        _, pending = ray.wait(references, num_returns=len(references), timeout=MOMENT_S)
-        if not pending:
-            return
-        on_wait("")
-
-
-def wait(reference: Any, timeout_s: float) -> bool:
-    """Return whether a call is over, after at most ``timeout_s``."""
-    done, _ = ray.wait([reference], timeout=timeout_s)
-    return bool(done)
 
 
 def close_actors(actors: Sequence[Any], timeout_s: float) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_ray.actors.cluster import OnWait, alive_nodes, close_actors, get, local_node, resources, start_actor
+from gym_ray.actors.calls import OnWait, get, resources
+from gym_ray.actors.cluster import alive_nodes, close_actors, local_node, start_actor
 from gym_ray.actors.collector import CollectionPlan, CollectorHost
 from gym_ray.actors.joiner import JoinerHost
 from gym_ray.actors.rollout_worker import RolloutWorkerHost

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gym_ray.actors.cluster import resources
+from gym_ray.actors.calls import resources
 from gym_ray.errors import ClusterError
 
 __all__ = ["Seat", "least_busy"]

@@ -12,18 +12,8 @@ from typing import Any
 
 import ray
 
-from gym_ray.actors.cluster import (
-    LOOPBACK,
-    MOMENT_S,
-    Node,
-    OnWait,
-    alive_nodes,
-    close_actors,
-    get,
-    offer,
-    pick_ports,
-    start_actor,
-)
+from gym_ray.actors.calls import MOMENT_S, OnWait, get, offer
+from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, pick_ports, start_actor
 from gym_ray.actors.engine_host import EngineHost
 from gym_ray.actors.environment import EnvironmentHost
 from gym_ray.actors.model_server import ModelServerHost

@@ -209,7 +209,7 @@ def _print_start(console: Console, start: RunStart) -> None:
 
 def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: HeadWatch | None) -> int:
     """Draw progress until the run is over; return 0, or the exit code of what stopped it early."""
-    from gym_ray.actors.cluster import MOMENT_S, get, wait
+    from gym_ray.actors.calls import MOMENT_S, get, wait
 
     stopped = 0
     interrupts.tolerated = 1  # the first one lets what has ended be stored
@@ -231,7 +231,7 @@ def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: Hea
 
 
 def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
 
     progress, metrics = get([collector.progress.remote(), collector.metrics.remote()], None)
     return progress, metrics

@@ -118,7 +118,7 @@ def make_run(
 
 
 def test_every_row_becomes_a_record_with_all_its_calls(make_run: Callable[..., Run], tmp_path: Path) -> None:
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
 
     run = make_run(12)
     with run.started(tmp_path) as (running, _):
@@ -161,7 +161,8 @@ async def test_leaving_the_iteration_stops_the_run_and_keeps_what_ended(
 def test_a_second_run_with_the_same_ids_is_refused_and_changes_nothing(
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    from gym_ray.actors.cluster import close_actors, get, local_node, start_actor
+    from gym_ray.actors.calls import get
+    from gym_ray.actors.cluster import close_actors, local_node, start_actor
     from gym_ray.actors.collector import CollectionPlan, CollectorHost
     from gym_ray.errors import StorageError
 
@@ -210,7 +211,7 @@ class Killer(threading.Thread):
 def test_killed_processes_lose_nothing_that_a_client_was_given(
     make_run: Callable[..., Run], tmp_path: Path, kind: str
 ) -> None:
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
 
     rows = 24
     run = make_run(rows, latency_s=0.15, at_once=6)

@@ -38,7 +38,7 @@ EXPECTED = {
 def test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call(
     ray_cluster: None, tmp_path: Path, write_settings: Callable[..., Any], serve: Callable[[Any], str]
 ) -> None:
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
     from gym_ray.actors.collecting import collecting
     from gym_ray.actors.collector import CollectionPlan
     from gym_ray.actors.servers import start_servers

@@ -40,7 +40,8 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def seat(cls: type, *arguments: Any) -> Iterator[Any]:
-    from gym_ray.actors.cluster import close_actors, get, local_node, start_actor
+    from gym_ray.actors.calls import get
+    from gym_ray.actors.cluster import close_actors, local_node, start_actor
     from gym_ray.actors.seats import Seat
 
     node = local_node()
@@ -136,7 +137,7 @@ def test_a_cluster_without_free_cpus_is_named(
 ) -> None:
     import ray
 
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
     from gym_ray.actors.collecting import collecting
     from gym_ray.actors.collector import CollectionPlan
     from gym_ray.rollouts.collection import CollectionSettings

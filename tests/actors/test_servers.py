@@ -41,7 +41,7 @@ def eventually(check: Callable[[], bool], what: str, timeout_s: float = 30.0) ->
 def test_a_killed_server_comes_back_on_its_port_and_goes_on_capturing(
     ray_cluster: None, tmp_path: Path, write_settings: Callable[..., Any], serve: Callable[[Any], str]
 ) -> None:
-    from gym_ray.actors.cluster import get
+    from gym_ray.actors.calls import get
     from gym_ray.actors.servers import start_servers
 
     settings = write_settings(MODEL.format(upstream=serve(FakeUpstream(text="still here")), more=""))
@@ -117,7 +117,8 @@ def test_an_unwritable_capture_directory_is_refused_at_start(
 
 
 def test_health_answers_while_the_actors_loop_is_blocked(ray_cluster: None) -> None:
-    from gym_ray.actors.cluster import close_actors, get, local_node, start_actor
+    from gym_ray.actors.calls import get
+    from gym_ray.actors.cluster import close_actors, local_node, start_actor
     from gym_ray.actors.health import Watched
 
     class Blocked(Watched):
@@ -142,7 +143,8 @@ def test_health_answers_while_the_actors_loop_is_blocked(ray_cluster: None) -> N
 
 
 def test_a_restarted_actor_that_cannot_start_tries_again_until_it_can(ray_cluster: None, tmp_path: Path) -> None:
-    from gym_ray.actors.cluster import close_actors, get, local_node, pick_ports, start_actor
+    from gym_ray.actors.calls import get
+    from gym_ray.actors.cluster import close_actors, local_node, pick_ports, start_actor
     from gym_ray.actors.http_host import HttpHost
 
     starts = tmp_path / "starts"
