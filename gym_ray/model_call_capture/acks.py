@@ -38,6 +38,10 @@ class LoopAcks(Generic[KeyT]):
             self._timer = self._loop.call_later(self._timeout_s, self._expire)
         return future
 
+    def drop(self, key: KeyT) -> None:
+        """End the wait for a key without telling anybody. Call on the loop."""
+        self._waiting.pop(key, None)
+
     def deliver(self, keys: Iterable[KeyT]) -> None:
         """End the wait for these keys; from any thread."""
         self._done.extend(keys)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix_in_location, split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
+from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts
 from gym_ray.model_call_capture.writer import CaptureWriter
 
@@ -38,6 +39,7 @@ class CaptureMiddleware:
     def __init__(self, app: ASGIApp, writer: CaptureWriter | None) -> None:
         self._app = app
         self._writer = writer
+        self._patience: dict[asyncio.AbstractEventLoop, LoopAcks[_Recording]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection; scopes other than HTTP pass through untouched (A13)."""
@@ -59,7 +61,15 @@ class CaptureMiddleware:
         if self._writer is None or exchange is None:
             await self._app(scope, receive, send)
             return
-        await _Recording(exchange, receive, send, self._writer).run(self._app, scope)
+        await _Recording(exchange, receive, send, self._writer, self._loop_patience()).run(self._app, scope)
+
+    def _loop_patience(self) -> LoopAcks[_Recording]:
+        """One timer serves all calls of a loop: a timer a call costs a loop more than the rest of its bookkeeping."""
+        loop = asyncio.get_running_loop()
+        patience = self._patience.get(loop)
+        if patience is None:
+            patience = self._patience[loop] = LoopAcks(loop, _LINGER_S, _Recording.end_early)
+        return patience
 
 
 class _Recording:
@@ -71,14 +81,21 @@ class _Recording:
     what the handler still sends is forwarded behind it without being recorded.
     """
 
-    def __init__(self, exchange: Exchange, receive: Receive, send: Send, writer: CaptureWriter) -> None:
-        self._exchange, self._writer = exchange, writer
+    def __init__(
+        self,
+        exchange: Exchange,
+        receive: Receive,
+        send: Send,
+        writer: CaptureWriter,
+        patience: LoopAcks[_Recording],
+    ) -> None:
+        self._exchange, self._writer, self._patience = exchange, writer, patience
         self._outer_receive, self._outer_send = receive, send
         self._scanner: TerminalScanner | None = None
         self._held: list[Message] = []
         self._begun_at = 0.0
         self._state: Mapping[str, Any] = {}
-        self._lingering: asyncio.TimerHandle | None = None
+        self._end_expected = False
         self._early: asyncio.Task[None] | None = None
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
@@ -97,8 +114,7 @@ class _Recording:
         await self._end(None)
 
     async def _end(self, error: BaseException | None) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
+        self._patience.drop(self)
         if self._early is not None:
             await asyncio.wait([self._early])  # unlike awaiting it, this does not cancel it when we are cancelled
             self._early.result()
@@ -113,8 +129,8 @@ class _Recording:
         for message in held:
             await self._outer_send(message)
 
-    def _end_early(self) -> None:
-        """Record a complete answer whose handler goes on."""
+    def end_early(self) -> None:
+        """Record a complete answer whose handler goes on. Call on the loop."""
         exchange = self._exchange
         complete_at, latency_ms = exchange.completed_at, exchange.latency_ms
         self._finish()
@@ -165,11 +181,10 @@ class _Recording:
         exchange, body = self._exchange, message.get("body", b"")
         last = not message.get("more_body", False)
         exchange.complete = exchange.complete or last
-        already_complete = self._lingering is not None
         if body:
             exchange.response.append(body)
         if self._scanner is None:
-            if last and not already_complete:
+            if last:
                 self._expect_end()
             return True
         if body and exchange.latency_ttft_ms is None and body != _KEEP_ALIVE:
@@ -177,14 +192,16 @@ class _Recording:
         if exchange.terminal is None and body:
             exchange.terminal = self._scanner.feed(body)
         hold = exchange.complete or exchange.terminal is not None
-        if hold and not already_complete:
+        if hold:
             self._expect_end()
         return hold
 
     def _expect_end(self) -> None:
         """The answer is complete, and the handler should end now."""
-        self._exchange.completed_at, self._exchange.latency_ms = time.time(), self._elapsed_ms()
-        self._lingering = asyncio.get_running_loop().call_later(_LINGER_S, self._end_early)
+        if not self._end_expected:
+            self._end_expected = True
+            self._exchange.completed_at, self._exchange.latency_ms = time.time(), self._elapsed_ms()
+            self._patience.expect(self)
 
 
 def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
