@@ -30,6 +30,8 @@ ROLLOUTS = 256
 RSS_ROLLOUTS = 4096
 RSS_FROM, RSS_TO = 5_000, 50_000
 REQUEST_BYTES, RESPONSE_BYTES = 7 * 1024, 1024
+RESULTS = HERE / "results"
+IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def request_body() -> bytes:
@@ -53,6 +55,7 @@ class Round:
     p50_us: int
     p99_us: int
     errors: int
+    cpu_us: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -74,6 +77,28 @@ class Server:
         return int(line.split()[1]) / 1024
 
 
+def cpu_us(process_id: int) -> float:
+    """Processor time a process has used, user and system, all threads."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") * 1e6
+
+
+def check_disk(directory: Path, mounts: str) -> None:
+    """Refuse a directory in memory: a sync costs nothing there, and every figure would be wrong.
+
+    Args:
+        directory: Where capture files are to go.
+        mounts: What ``/proc/self/mountinfo`` says.
+    """
+    device = directory.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        fields = line.split()
+        kind = fields[fields.index("-") + 1]
+        if fields[2] == number and kind in IN_MEMORY:
+            raise SystemExit(f"{directory} is a {kind}, where fdatasync is free; choose a disk with --directory")
+
+
 @contextmanager
 def serve(variant: str, directory: Path) -> Iterator[Server]:
     command = [sys.executable, str(HERE / "capture_cost_server.py"), variant, str(directory)]
@@ -85,6 +110,7 @@ def serve(variant: str, directory: Path) -> Iterator[Server]:
             raise SystemExit(f"the {variant} server did not start; its own message is above")
         yield Server(int(line.split()[1]), process)
     finally:
+        process.stdout.close()
         process.terminate()
         try:
             process.wait(30)
@@ -98,9 +124,11 @@ def load(server: Server, body: Path, *, connections: int, seconds: int, rollouts
     environment = os.environ | {"BENCH_BODY": str(body), "BENCH_ROLLOUTS": str(rollouts)}
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s"]
     command += ["-s", str(HERE / "capture_cost.lua"), f"http://127.0.0.1:{server.port}"]
+    before_us = cpu_us(server.process.pid)
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    used_us = cpu_us(server.process.pid) - before_us
     (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
-    result = Round(**json.loads(line.removeprefix("RESULT ")))
+    result = Round(**json.loads(line.removeprefix("RESULT ")), cpu_us=used_us)
     if result.errors:
         raise SystemExit(f"{result.errors} requests failed; the figures would be worthless")
     return result
@@ -136,6 +164,11 @@ class Samples:
     def p50s_us(self, variant: str, connections: int) -> list[float]:
         """Median latencies, by round."""
         return [float(result.p50_us) for result in self.rounds[variant, connections]]
+
+
+def cpu_us_a_request(rounds: list[Round]) -> float:
+    """Processor time of the server for one request: what other work on the machine disturbs least."""
+    return statistics.median(result.cpu_us / result.requests for result in rounds)
 
 
 def measure_speed(scratch: Path, body: Path, repeats: int, seconds: int) -> Samples:
@@ -196,16 +229,18 @@ def figures_of(samples: Samples, rss: dict[str, float]) -> dict[str, float]:
         for connections in (64, 1):
             figures[f"{variant}_requests_per_s_{connections}"] = statistics.median(samples.rates(variant, connections))
             figures[f"{variant}_p50_ms_{connections}"] = statistics.median(samples.p50s_us(variant, connections)) / 1000
+            figures[f"{variant}_cpu_us_{connections}"] = cpu_us_a_request(samples.rounds[variant, connections])
     return {name: round(value, 4) for name, value in (figures | rss).items()}
 
 
 def show(figures: dict[str, float], samples: Samples) -> None:
-    print(f"{'variant':<8}{'conns':>6}{'req/s (median)':>16}{'p50 ms':>9}   every round, req/s")
+    print(f"{'variant':<8}{'conns':>6}{'req/s (median)':>16}{'p50 ms':>9}{'cpu us':>8}   every round, req/s")
     for (variant, connections), rounds in sorted(samples.rounds.items()):
         rate = figures[f"{variant}_requests_per_s_{connections}"]
         p50 = figures[f"{variant}_p50_ms_{connections}"]
+        cpu = figures[f"{variant}_cpu_us_{connections}"]
         every = " ".join(f"{result.rate:.0f}" for result in rounds)
-        print(f"{variant:<8}{connections:>6}{rate:>16.0f}{p50:>9.3f}   {every}")
+        print(f"{variant:<8}{connections:>6}{rate:>16.0f}{p50:>9.3f}{cpu:>8.0f}   {every}")
     syncs = " ".join(f"{value / 1000:.3f}" for value in samples.sync_us)
     print(f"write+fdatasync of one record, one at a time: p50 {figures['fdatasync_p50_ms']:.3f} ms ({syncs})")
     print(
@@ -224,10 +259,12 @@ def show(figures: dict[str, float], samples: Samples) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two rounds instead of fifteen, for a look")
-    parser.add_argument("--directory", type=Path, help="where capture files go; its disk is what is measured")
+    parser.add_argument("--directory", type=Path, default=RESULTS, help="its disk is measured; default: %(default)s")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed; on Debian: apt-get install wrk")
+    options.directory.mkdir(parents=True, exist_ok=True)
+    check_disk(options.directory, Path("/proc/self/mountinfo").read_text())
     repeats, seconds = (2, 1) if options.quick else (15, 1)
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch_name:
         scratch = Path(scratch_name)
@@ -237,10 +274,10 @@ def main() -> None:
         rss = measure_rss(scratch, body)
     figures = figures_of(samples, rss)
     show(figures, samples)
-    write_results(figures, repeats, seconds)
+    write_results(RESULTS / "capture_cost.json", figures, repeats, seconds)
 
 
-def write_results(figures: dict[str, float], repeats: int, seconds: int) -> None:
+def write_results(target: Path, figures: dict[str, float], repeats: int, seconds: int) -> None:
     setup: dict[str, Any] = {
         "request_bytes": REQUEST_BYTES,
         "response_bytes": RESPONSE_BYTES,
@@ -248,8 +285,8 @@ def write_results(figures: dict[str, float], repeats: int, seconds: int) -> None
         "repeats": repeats,
         "seconds_a_round": seconds,
         "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
     }
-    target = HERE / "results" / "capture_cost.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps({"name": "capture_cost", "figures": figures, "setup": setup}, indent=2) + "\n")
     print(f"written: {target}")
