@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -15,6 +16,9 @@ from gym_ray.cli.evaluate import eval_app
 from gym_ray.errors import GymRayError
 
 __all__ = ["app", "main"]
+
+_BROKEN_PIPE = 141
+"""What a shell reports for a command that a closed pipe ended."""
 
 app = typer.Typer(
     name="gym-ray",
@@ -41,3 +45,7 @@ def main() -> None:
     except GymRayError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read the output has left; nothing more can be said there, also not while the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_BROKEN_PIPE)

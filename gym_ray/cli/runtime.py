@@ -19,6 +19,7 @@ INTERRUPTED = 130
 """Exit code of a command that was stopped by Ctrl-C or SIGTERM."""
 
 _PATIENCE = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def new_run_token() -> str:
@@ -33,7 +34,7 @@ def user_cache_dir() -> Path:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM, counted; the command looks at the count where it is safe to stop.
+    """Ctrl-C, SIGTERM and a closed terminal, counted; the command looks at the count where it is safe to stop.
 
     An exception out of a signal handler would land in the middle of Ray's own code, which does not survive it.
 
@@ -63,7 +64,7 @@ class Interrupts:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count for the block instead of raising; the third ends the process at once."""
-        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._count) for number in _SIGNALS}
         try:
             yield
         finally:

@@ -86,6 +86,11 @@ class Run:
             given[entry["rollout"]] += 1
             kept = [(call["response"] or {}).get("id") for _, call in store.read_available(entry["rollout"])[0]]
             assert entry["id"] in kept, f"{entry} was given to the agent and is not captured"
+        for entry in lines(self.diary):
+            # The server had the call and its process ended: the call is recorded all the same, or there is a gap.
+            if entry["what"] == "broke" and entry["error"] in {"RemoteProtocolError", "ReadError"}:
+                capture = by_id[entry["rollout"]]["ng_model_call_capture"]
+                assert capture["metrics"]["num_calls"] > entry["call"] or capture.get("gaps"), f"{entry} left no trace"
         began = Counter(entry["rollout"] for entry in lines(self.diary) if entry["what"] == "began")
         assert set(began.values()) <= {1}, "an attempt runs at most once"
         for rollout_id, record in by_id.items():
@@ -231,6 +236,8 @@ def test_killed_processes_lose_nothing_that_a_client_was_given(
         killer.join(30)
         get(ended, 200)
         progress = get(running.collector.progress.remote(), 20)
+    broken = [entry for entry in lines(run.diary) if entry["what"] == "broke"]
+    assert broken or kind != "model", "no kill hit a call under way"
     assert killer.kills.total() >= 4
     assert progress.complete, progress
     run.check_rows(rows)
@@ -240,3 +247,24 @@ def test_killed_processes_lose_nothing_that_a_client_was_given(
         assert record["_ng_failure_class"] in {"worker_lost", "engine_unavailable", "agent_run_error"}, record
         capture = record["ng_model_call_capture"]
         assert capture["metrics"]["num_calls"] == 0 or capture["rollout_id"] in began
+
+
+def test_a_killed_collector_ends_the_run_and_leaves_whole_files(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    from gym_ray.actors.calls import get, wait
+    from gym_ray.errors import ClusterError
+
+    run = make_run(40, latency_s=0.05, at_once=6)
+    with run.started(tmp_path) as (running, _):
+        ended = running.collector.run.remote()
+        deadline = time.monotonic() + 60
+        while len(lines(run.paths.output)) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(get(running.collector.health.remote(), 20).pid, signal.SIGKILL)
+        assert wait(ended, 60)
+        with pytest.raises(ClusterError, match="ended"):
+            get(ended, 10)
+    stored = lines(run.paths.output)
+    assert 5 <= len(stored) < 40
+    for record in stored:
+        assert [call["response_id"] for call in record["ng_model_call_capture"]["calls"]] == record["answers"]

@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+import httpx
+
 from gym_ray.agents import RunContext
 
 CALLS = 4
@@ -25,11 +27,15 @@ async def agent(row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
     note(diary, what="began", rollout=ctx.rollout_id, pid=os.getpid())
     answers = []
     for number in range(CALLS):
-        reply = await ctx.http.post(
-            f"{ctx.base_url('policy_model')}/responses",
-            json={"input": f"{ctx.rollout_id} call {number}", "stream": number % 2 == 1},
-            headers={"authorization": f"Bearer {ctx.api_key}"},
-        )
+        try:
+            reply = await ctx.http.post(
+                f"{ctx.base_url('policy_model')}/responses",
+                json={"input": f"{ctx.rollout_id} call {number}", "stream": number % 2 == 1},
+                headers={"authorization": f"Bearer {ctx.api_key}"},
+            )
+        except httpx.HTTPError as error:
+            note(diary, what="broke", rollout=ctx.rollout_id, call=number, error=type(error).__name__)
+            raise
         reply.raise_for_status()
         note(
             diary,
