@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 
 __all__ = ["RayPort"]
+
+_LOG = logging.getLogger(__name__)
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
@@ -77,7 +80,9 @@ class RayPort:
         store = self._store
         if store is None:
             return
-        await forget(store.root, rollout_ids, client=self._client)
+        untold = await forget(store.root, rollout_ids, client=self._client)
+        if untold:  # the join asks the same servers again, and a rollout whose server does not answer gets a gap
+            _LOG.warning("%s begin anew, and these servers could not be told: %s", list(rollout_ids), list(untold))
         for rollout_id in rollout_ids:
             await asyncio.to_thread(clear_rollout, store, rollout_id)
 

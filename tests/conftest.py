@@ -14,6 +14,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=Path(__file__).parent / "vectors",
         help="directory with vector files to run instead of the ones beside the tests; absent files are not run",
     )
+    parser.addoption(
+        "--all-interpreters",
+        action="store_true",
+        help="run the packaging tests on every supported Python of the machine",
+    )
     parser.addoption("--run-slow", action="store_true", help="also run the long forms of chaos and soak tests")
 
 

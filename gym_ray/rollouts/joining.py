@@ -121,7 +121,7 @@ class Joiner:
         if self._capture_dir is None:
             return
         try:
-            untold = await forget(self._capture_dir, [rollout_id], client=self._client)
+            untold = await forget(self._capture_dir, [rollout_id], client=self._client, withdraw_open=False)
         except StorageError as error:
             untold = (str(error),)
         if untold:  # the record is durable; a server that was not told keeps a few bytes more, and nothing is lost

@@ -103,7 +103,13 @@ class CleanEnvironment:
         return Path(run(self.python, "-c", RAY_IMPORT, working_dir or "", cwd=self.elsewhere).splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=interpreters(), ids=lambda p: "-".join(Path(p).parts[-3:]))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "clean" in metafunc.fixturenames:
+        found = interpreters() if metafunc.config.getoption("--all-interpreters") else [sys.executable]
+        metafunc.parametrize("clean", found, indirect=True, ids=lambda path: "-".join(Path(path).parts[-3:]))
+
+
+@pytest.fixture(scope="module")
 def clean(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CleanEnvironment]:
