@@ -106,6 +106,7 @@ async def test_every_recorded_call_is_attached_and_the_servers_forget_it(setting
     assert "model_call_capture_calls_missing" not in codes(record)
     assert outcome.summary.num_calls == 3
     assert setting.asked[-1]["forget"] == ["0-0"]
+    assert setting.asked[-1]["withdraw_open"] is False, "a call that is still open will have its line all the same"
 
 
 async def test_a_call_that_stays_open_is_a_gap(setting: Setting) -> None:
