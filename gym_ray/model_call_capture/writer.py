@@ -33,6 +33,7 @@ from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, captu
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
+from gym_ray.storage.local_calls import file_calls_for
 
 __all__ = ["CaptureCounts", "CaptureWriter"]
 
@@ -123,11 +124,11 @@ class CaptureWriter:
         max_handles: int = 256,
         calls: FileCalls | None = None,
     ) -> None:
-        self.store = CaptureStore(root, calls=calls)
+        self._calls = calls or file_calls_for(root)
+        self.store = CaptureStore(root, calls=self._calls)
         self.server_name, self.url, self.run_token = server_name, url, run_token
         self.counts = CaptureCounts()
         self._timeout_s, self._threads, self._max_handles = capture_timeout_s, threads, max_handles
-        self._calls = calls or FileCalls()
         self._index = CallIndex()
         self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[_Ticket]] = {}
         self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()

@@ -1,0 +1,97 @@
+"""The same calls on a local disk, where some of them need not give up the interpreter's lock.
+
+Python gives its lock up around every system call and then waits to get it back, which costs a thread switch. A lock
+that is tried and a name that is looked up take a microsecond in a local file system's memory and never wait for a disk
+or a network, so these keep it. On any other file system they may wait, and :func:`file_calls_for` leaves them alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from gym_ray.storage.calls import FileCalls
+
+__all__ = ["LocalFileCalls", "file_calls_for"]
+
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs"})
+_MOUNTS = Path("/proc/self/mountinfo")
+
+# statx(2): what it is asked for, and where the answer stands in its buffer.
+_AT_FDCWD, _BASIC_STATS, _STATX_BYTES = -100, 0x7FF, 256
+_LINKS_TO_MODE, _INODE_AND_SIZE, _DEVICE = (struct.Struct(form) for form in ("=IIIH", "=QQ", "=II"))
+_LINKS_AT, _INODE_AT, _DEVICE_AT = 16, 32, 136
+
+
+class LocalFileCalls(FileCalls):
+    """:class:`FileCalls` for a local file system.
+
+    Raises:
+        AttributeError: The C library lacks one of the calls.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL, it keeps the interpreter's lock
+        self._try_flock, self._statx = library.flock, library.statx
+        self._try_flock.argtypes = [ctypes.c_int, ctypes.c_int]
+        self._statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
+
+    def stat(self, path: str) -> os.stat_result:
+        """Describe the file a path leads to; its times are left out."""
+        buffer = ctypes.create_string_buffer(_STATX_BYTES)
+        if self._statx(_AT_FDCWD, os.fsencode(path), 0, _BASIC_STATS, buffer):
+            raise _error(path)
+        links, uid, gid, mode = _LINKS_TO_MODE.unpack_from(buffer, _LINKS_AT)
+        inode, size = _INODE_AND_SIZE.unpack_from(buffer, _INODE_AT)
+        device = os.makedev(*_DEVICE.unpack_from(buffer, _DEVICE_AT))
+        return os.stat_result((mode, inode, device, links, uid, gid, size, 0, 0, 0))
+
+    def _flock(self, fd: int, kind: int, wait: bool) -> bool:
+        if wait:
+            return super()._flock(fd, kind, wait)
+        if self._try_flock(fd, kind | fcntl.LOCK_NB) == 0:
+            return True
+        error = _error("flock")
+        if isinstance(error, BlockingIOError):
+            return False
+        raise error
+
+    def unlock(self, fd: int) -> None:
+        """Give up the advisory lock."""
+        if self._try_flock(fd, fcntl.LOCK_UN):
+            raise _error("flock")
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), what)
+
+
+def file_calls_for(directory: Path) -> FileCalls:
+    """Return the calls that suit the file system of a directory, which need not exist yet."""
+    if _file_system(directory) in _LOCAL:
+        try:
+            return LocalFileCalls()
+        except (OSError, AttributeError):
+            return FileCalls()  # a C library without them; the plain calls do the same
+    return FileCalls()
+
+
+def _file_system(directory: Path) -> str:
+    """Return the type of the mount that holds a directory, "" when that cannot be told."""
+    path = directory.resolve()
+    try:
+        lines = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return ""
+    kind, longest = "", -1
+    for line in lines:
+        fields = line.split()
+        point = Path(fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
+        depth = len(point.parts)
+        if path.is_relative_to(point) and depth >= longest:  # a later mount covers an earlier one at its place
+            kind, longest = fields[fields.index("-") + 1], depth
+    return kind
