@@ -298,11 +298,15 @@ class CaptureWriter:
             self.counts.recorded += recorded
             self.counts.failed += len(failed)
             self.counts.withdrawn += withdrawn
-        for acks in {ticket.acks for ticket in tickets}:
-            acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
+        if len(tickets) == 1:
+            tickets[0].acks.deliver(tickets)
+        else:
+            for acks in {ticket.acks for ticket in tickets}:
+                acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
         self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
-        for loop, changed in list(self._quiesce_waiters):
-            loop.call_soon_threadsafe(changed.set)
+        if self._quiesce_waiters:
+            for loop, changed in list(self._quiesce_waiters):
+                loop.call_soon_threadsafe(changed.set)
 
     def _mark_failed(self, tickets: Sequence[_Ticket]) -> None:
         lost: dict[str, list[str]] = {}
