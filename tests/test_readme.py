@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -60,7 +61,10 @@ def workplace(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with served(FakeUpstream(text="It is \\boxed{B}")) as url:
         text = block("yaml", "policy_base_url").replace("https://api.openai.com", url)
-        (tmp_path / "env.yaml").write_text(text.replace("${oc.env:OPENAI_API_KEY}", "sk-not-a-key"))
+        with socket.socket() as probe:  # servers that somebody runs on the usual port stay as they are
+            probe.bind(("127.0.0.1", 0))
+            head = f"head_server: {{port: {probe.getsockname()[1]}}}\n"
+        (tmp_path / "env.yaml").write_text(text.replace("${oc.env:OPENAI_API_KEY}", "sk-not-a-key") + head)
         yield tmp_path
 
 
