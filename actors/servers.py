@@ -56,6 +56,7 @@ class _Starter:
     def __init__(self, settings: RunSettings, run_token: str, cache_dir: Path, nodes: Sequence[Node]) -> None:
         self._settings, self._token, self._cache_dir, self._nodes = settings, run_token, cache_dir, nodes
         self.engines: dict[str, Any] = {}
+        self._engine_urls: dict[str, str] = {}
         self.hosts: dict[str, Any] = {}
         self.waiting: dict[Any, _Start] = {}  # by the reference to its URL
 
@@ -91,9 +92,10 @@ class _Starter:
         if name not in self.engines:
             port = pick_ports(node, LOOPBACK, 1)[0]
             handle = start_actor(EngineHost, node, name, options, self._cache_dir, LOOPBACK, port)
-            self.engines[name] = (handle, f"http://{LOOPBACK}:{port}")
+            self.engines[name] = handle
+            self._engine_urls[name] = f"http://{LOOPBACK}:{port}"
             self.waiting[handle.url.remote()] = _Start("engines", name, node.node_id, handle)
-        return str(self.engines[name][1])
+        return self._engine_urls[name]
 
     def _environment(self, server: ServerSettings, options: HostedOptions, node: Node) -> None:
         host, port = self._address(options, node)
@@ -124,15 +126,13 @@ def start_servers(
         ServerStartError: One did not come up, or not in ``start_timeout_s``; the message names it and the cause.
     """
     starter = _Starter(settings, run_token, cache_dir, alive_nodes())
-    running = RunningServers(ServerDirectory({}, {}))
+    running = RunningServers(ServerDirectory({}, {}), starter.hosts, starter.engines)  # grows as they are started
     try:
         starter.start()
         running.directory = _wait_for(starter, settings.start_timeout_s, on_wait or (lambda _: None))
     except BaseException:
-        running.hosts, running.engines = starter.hosts, {name: pair[0] for name, pair in starter.engines.items()}
         running.stop(timeout_s=2.0)
         raise
-    running.hosts, running.engines = starter.hosts, {name: pair[0] for name, pair in starter.engines.items()}
     return running
 
 
