@@ -28,9 +28,10 @@ wild_agent:
 """
 
 
-def job(what: str, timeout_s: float | None = None) -> AttemptJob:
+def job(what: str, timeout_s: float | None = None, *, begun: Path | None = None) -> AttemptJob:
     row = {"agent_ref": {"name": "wild_agent"}, "_ng_task_index": 0, "_ng_rollout_index": 0}
     row["responses_create_params"] = {"input": what}
+    row["begun"] = None if begun is None else str(begun)
     return AttemptJob(0, 0, "0-0", "wild_agent", json.dumps(row).encode(), timeout_s)
 
 
@@ -95,13 +96,18 @@ async def test_a_joiner_that_hangs_is_ended_and_its_record_is_stored_once(ray_cl
     assert len(paths.output.read_text().splitlines()) == 1
 
 
-async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cancelled(worker: Any) -> None:
+async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cancelled(
+    worker: Any, tmp_path: Path
+) -> None:
     from gym_ray.actors.ray_port import RayPort
 
     port = RayPort([worker], [], lanes=1, capture_dir=None, cancel_patience_s=1.0)
     pid = (await worker.handle.health.remote()).pid
-    run = asyncio.create_task(port.run(job("block")))
-    await asyncio.sleep(0)  # let it be sent
+    begun = tmp_path / "begun"
+    run = asyncio.create_task(port.run(job("block", begun=begun)))
+    async with asyncio.timeout(60):
+        while not begun.exists():  # noqa: ASYNC110 - an attempt cancelled before its agent ran blocks nothing
+            await asyncio.sleep(0.02)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
