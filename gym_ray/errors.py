@@ -15,6 +15,7 @@
     │   ├── EngineConnectionError    the connection broke in the middle of an answer
     │   ├── EngineTimeoutError       no answer in time
     │   └── UnsupportedRequestError  the engine cannot do what the request asks (400/501)
+    │       └── InvalidRequestError  the request breaks its dialect's schema; one problem a field (422)
     ├── AgentError               what ran a rollout
     │   └── AgentTimeoutError    it did not end in time
     ├── ResourcesServerError     what scored a rollout
@@ -28,7 +29,9 @@ arguments and passes all of them on, and a test round-trips each class.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class GymRayError(Exception):
@@ -133,6 +136,20 @@ class UnsupportedRequestError(EngineError):
 
     def __init__(self, message: str, status: int = 400, body: bytes = b"") -> None:
         super().__init__(message, status, body)
+
+
+class InvalidRequestError(UnsupportedRequestError):
+    """The request breaks its dialect's schema (A183-A185).
+
+    Args:
+        problems: One object a field, at least one: ``type``, ``loc`` (starts with ``body``), ``msg``, ``input``.
+    """
+
+    def __init__(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        first = problems[0]
+        super().__init__(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}", 422)
+        self.args = (problems,)
+        self.problems = tuple(problems)
 
 
 class AgentError(GymRayError):

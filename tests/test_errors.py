@@ -14,6 +14,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "EngineUnavailableError": ("gone", 503, b"{}"),
     "EngineTimeoutError": ("late", 504, b""),
     "UnsupportedRequestError": ("n > 1", 400, b""),
+    "InvalidRequestError": (({"type": "missing", "loc": ("body", "input"), "msg": "Field required"},),),
     "AgentError": ("agent_run_error", "broke", 500, "text"),
     "AgentTimeoutError": ("late",),
 }

@@ -46,12 +46,15 @@ class EngineAnswer:
         headers: Headers for the client (content type, rate limits …), no hop-by-hop ones.
         body: The body's bytes as the engine sends them.
         aclose: Ends the exchange with the engine; safe to call twice, called by whoever iterated ``body``.
+        local_reason: Why the engine's client made this answer itself, such as ``context_length_exceeded`` (A171); None
+            when the engine made it.
     """
 
     status: int
     headers: list[tuple[str, str]]
     body: AsyncIterator[bytes]
     aclose: Callable[[], Awaitable[None]] = _nothing
+    local_reason: str | None = None
 
 
 class Engine(Protocol):

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
+from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, fields
 from gym_ray.dialects.neutral import PromptRequest
-from gym_ray.dialects.synthesis import chat_request, fields, messages_request, responses_request
+from gym_ray.dialects.synthesis import chat_request, messages_request, responses_request
 from gym_ray.dialects.synthesis.chat import ChatWriter
 from gym_ray.dialects.synthesis.messages import MessagesWriter
 from gym_ray.dialects.synthesis.responses import ResponsesWriter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gym_ray.dialects import fields
 from gym_ray.dialects.neutral import (
     PromptRequest,
     Sampling,
@@ -12,7 +13,7 @@ from gym_ray.dialects.neutral import (
     Turn,
     merge_turns,
 )
-from gym_ray.dialects.synthesis import fields, openai_fields
+from gym_ray.dialects.synthesis import openai_fields
 from gym_ray.dialects.synthesis.choices import checked_choice
 
 __all__ = ["read_request"]

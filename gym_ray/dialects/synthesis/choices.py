@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gym_ray.dialects import fields
 from gym_ray.dialects.neutral import Tool, ToolChoice
-from gym_ray.dialects.synthesis import fields
 
 __all__ = ["checked_choice"]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gym_ray.dialects import fields
 from gym_ray.dialects.neutral import (
     PromptRequest,
     ResponseFormat,
@@ -16,7 +17,6 @@ from gym_ray.dialects.neutral import (
     Turn,
     merge_turns,
 )
-from gym_ray.dialects.synthesis import fields
 from gym_ray.dialects.synthesis.choices import checked_choice
 
 __all__ = ["read_request"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gym_ray.dialects import fields
 from gym_ray.dialects.neutral import ResponseFormat, Tool, ToolChoice
-from gym_ray.dialects.synthesis import fields
 
 __all__ = ["response_format", "tool_choice", "tools"]
 

@@ -1,6 +1,6 @@
 """Typed reading of request fields; every complaint names the field by its path in the body.
 
-A malformed field is status 422, a well-formed one that the engine cannot honour is 400.
+A malformed field is status 422, a well-formed one that cannot be honoured is 400.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def malformed(path: str, problem: str) -> UnsupportedRequestError:
 
 
 def unsupported(path: str, problem: str) -> UnsupportedRequestError:
-    """Return the error for a field that the embedded engine cannot honour."""
+    """Return the error for a well-formed field that cannot be honoured."""
     return UnsupportedRequestError(f"{path}: {problem}", 400)
 
 
