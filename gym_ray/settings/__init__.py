@@ -8,29 +8,39 @@ from __future__ import annotations
 
 from gym_ray.settings.assets import ASSETS_ROOT, find_asset, server_config_paths
 from gym_ray.settings.loading import load_settings, settings_from_yaml
-from gym_ray.settings.run import CaptureSettings, HeadServer, RunSettings
-from gym_ray.settings.servers import (
-    CallableAgentOptions,
-    HostedOptions,
-    HttpAgentOptions,
+from gym_ray.settings.model_options import (
+    AnthropicModelOptions,
+    CompactingVllmModelOptions,
     LocalModelOptions,
-    McqaOptions,
     ModelOptions,
-    ModelServerRef,
     OpenAIModelOptions,
-    OrderDeskOptions,
+    UpstreamOptions,
+    VllmModelOptions,
+)
+from gym_ray.settings.run import CaptureSettings, HeadServer, RunSettings
+from gym_ray.settings.server_options import (
+    HostedOptions,
+    ModelServerRef,
     ResourcesServerRef,
     ServerOptions,
     ServerRef,
-    ServerSettings,
     ServerType,
+)
+from gym_ray.settings.servers import (
+    CallableAgentOptions,
+    HttpAgentOptions,
+    McqaOptions,
+    OrderDeskOptions,
+    ServerSettings,
     SimpleAgentOptions,
 )
 
 __all__ = [
     "ASSETS_ROOT",
+    "AnthropicModelOptions",
     "CallableAgentOptions",
     "CaptureSettings",
+    "CompactingVllmModelOptions",
     "HeadServer",
     "HostedOptions",
     "HttpAgentOptions",
@@ -47,6 +57,8 @@ __all__ = [
     "ServerSettings",
     "ServerType",
     "SimpleAgentOptions",
+    "UpstreamOptions",
+    "VllmModelOptions",
     "find_asset",
     "load_settings",
     "server_config_paths",

@@ -13,7 +13,8 @@ from gym_ray.errors import SettingsError
 from gym_ray.settings.document import Document, compose
 from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, show
 from gym_ray.settings.run import RunSettings
-from gym_ray.settings.servers import IMPLEMENTATIONS, ServerRef, ServerSettings
+from gym_ray.settings.server_options import ServerRef
+from gym_ray.settings.servers import IMPLEMENTATIONS, ServerSettings
 from gym_ray.settings.yaml_files import parse_yaml
 
 __all__ = ["load_settings", "settings_from_document", "settings_from_yaml"]

@@ -26,7 +26,8 @@ from gym_ray.settings.fields import (
 )
 from gym_ray.settings.interpolation import escape_interpolation
 from gym_ray.settings.problems import MIN_SECRET_CHARS, did_you_mean, is_secret_key
-from gym_ray.settings.servers import ServerSettings, ServerType
+from gym_ray.settings.server_options import ServerType
+from gym_ray.settings.servers import ServerSettings
 from gym_ray.settings.yaml_files import dump_yaml
 
 __all__ = ["REDACTED", "CaptureSettings", "HeadServer", "RunSettings"]

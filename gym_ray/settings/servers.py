@@ -13,31 +13,28 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from gym_ray.settings.fields import HttpUrl, PositiveCount
-from gym_ray.settings.model_options import LocalModelOptions, OpenAIModelOptions
+from gym_ray.settings.model_options import (
+    AnthropicModelOptions,
+    CompactingVllmModelOptions,
+    LocalModelOptions,
+    OpenAIModelOptions,
+    VllmModelOptions,
+)
 from gym_ray.settings.server_options import (
     HostedOptions,
     ModelServerRef,
     ResourcesServerRef,
     ServerOptions,
-    ServerRef,
     ServerType,
 )
 
 __all__ = [
     "IMPLEMENTATIONS",
     "CallableAgentOptions",
-    "HostedOptions",
     "HttpAgentOptions",
-    "LocalModelOptions",
     "McqaOptions",
-    "ModelServerRef",
-    "OpenAIModelOptions",
     "OrderDeskOptions",
-    "ResourcesServerRef",
-    "ServerOptions",
-    "ServerRef",
     "ServerSettings",
-    "ServerType",
     "SimpleAgentOptions",
 ]
 
@@ -102,7 +99,13 @@ class OrderDeskOptions(HostedOptions):
 
 
 IMPLEMENTATIONS: Mapping[ServerType, Mapping[str, type[ServerOptions]]] = {
-    "responses_api_models": {"openai_model": OpenAIModelOptions, "local_model": LocalModelOptions},
+    "responses_api_models": {
+        "openai_model": OpenAIModelOptions,
+        "vllm_model": VllmModelOptions,
+        "vllm_model_with_compaction": CompactingVllmModelOptions,
+        "anthropic_model": AnthropicModelOptions,
+        "local_model": LocalModelOptions,
+    },
     "responses_api_agents": {
         "simple_agent": SimpleAgentOptions,
         "http_agent": HttpAgentOptions,
