@@ -16,6 +16,7 @@ __all__ = [
     "as_json_object",
     "as_list",
     "as_object",
+    "as_string",
     "as_text",
     "malformed",
     "number",
@@ -71,16 +72,22 @@ def as_list(value: object, path: str) -> Sequence[Any]:
     raise malformed(path, f"should be a list, not {_kind(value)}")
 
 
+def as_string(value: object, path: str) -> str:
+    """Return ``value`` if it is a string; for text that is only carried, so lone surrogates pass (B41)."""
+    if isinstance(value, str):
+        return value
+    raise malformed(path, f"should be a string, not {_kind(value)}")
+
+
 def as_text(value: object, path: str) -> str:
     """Return ``value`` if it is a string that UTF-8 can carry."""
-    if not isinstance(value, str):
-        raise malformed(path, f"should be a string, not {_kind(value)}")
-    if not value.isascii():
+    text = as_string(value, path)
+    if not text.isascii():
         try:
-            value.encode("utf-8")
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise malformed(path, f"has a lone surrogate at character {error.start}") from None
-    return value
+    return text
 
 
 def _kind(value: object) -> str:
