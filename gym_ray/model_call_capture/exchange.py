@@ -36,12 +36,17 @@ _DEEPEST_LEVELS = 254
 
 @dataclass(frozen=True, slots=True)
 class ExecutionFacts:
-    """What a handler knows about how it came to its answer (A52)."""
+    """What a handler knows about how it came to its answer (A52).
+
+    ``streamed`` is false for an answer that was complete before any of it was sent: its first chunk says nothing about
+    the engine's first token, so it has no ``latency_ttft_ms`` (W17).
+    """
 
     upstream_attempted: bool
     response_source: Literal["upstream", "local"] | None
     upstream_status_code: int | None = None
     local_response_reason: str | None = None
+    streamed: bool = True
 
 
 def publish_execution_facts(scope: MutableMapping[str, Any], facts: ExecutionFacts) -> None:
@@ -119,7 +124,7 @@ def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None
     if deepest_body_levels is not None:
         request = None if exact_json.nests_deeper(request, deepest_body_levels) else request
         response = None if exact_json.nests_deeper(response, deepest_body_levels) else response
-    status = exchange.status
+    status, facts = exchange.status, exchange.facts
     if exchange.error is not None:
         # The upstream's words on an exception are kept as text: the client was not given them as its answer.
         error_status, error_body = exception_details(exchange.error)
@@ -132,7 +137,7 @@ def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None
         "started_at": exchange.started_at,
         "completed_at": exchange.completed_at,
         "latency_ms": exchange.latency_ms,
-        "latency_ttft_ms": exchange.latency_ttft_ms,
+        "latency_ttft_ms": exchange.latency_ttft_ms if facts is None or facts.streamed else None,
         "status_code": status,
         "error_category": _category(exchange, status, response_body, response),
         "request": request,
@@ -140,12 +145,12 @@ def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None
     }
     if exchange.client_session_id is not None:
         record["client_session_id"] = exchange.client_session_id
-    if exchange.facts is not None:
+    if facts is not None:
         record |= {
-            "upstream_attempted": exchange.facts.upstream_attempted,
-            "response_source": exchange.facts.response_source,
-            "upstream_status_code": exchange.facts.upstream_status_code,
-            "local_response_reason": exchange.facts.local_response_reason,
+            "upstream_attempted": facts.upstream_attempted,
+            "response_source": facts.response_source,
+            "upstream_status_code": facts.upstream_status_code,
+            "local_response_reason": facts.local_response_reason,
         }
     if request is None and request_body:
         record["request_raw"] = request_body.decode("utf-8", "replace")
