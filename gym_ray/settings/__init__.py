@@ -6,6 +6,12 @@ process's environment, and no secret gets into a message.
 
 from __future__ import annotations
 
+from gym_ray.settings.agent_options import (
+    CallableAgentOptions,
+    CommandAgentOptions,
+    HttpAgentOptions,
+    SimpleAgentOptions,
+)
 from gym_ray.settings.assets import ASSETS_ROOT, find_asset, server_config_paths
 from gym_ray.settings.loading import load_settings, settings_from_yaml
 from gym_ray.settings.model_options import (
@@ -26,20 +32,14 @@ from gym_ray.settings.server_options import (
     ServerRef,
     ServerType,
 )
-from gym_ray.settings.servers import (
-    CallableAgentOptions,
-    HttpAgentOptions,
-    McqaOptions,
-    OrderDeskOptions,
-    ServerSettings,
-    SimpleAgentOptions,
-)
+from gym_ray.settings.servers import McqaOptions, OrderDeskOptions, ServerSettings
 
 __all__ = [
     "ASSETS_ROOT",
     "AnthropicModelOptions",
     "CallableAgentOptions",
     "CaptureSettings",
+    "CommandAgentOptions",
     "CompactingVllmModelOptions",
     "HeadServer",
     "HostedOptions",

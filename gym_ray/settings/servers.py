@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator
-
-from gym_ray.settings.fields import HttpUrl, PositiveCount
+from gym_ray.settings.agent_options import (
+    CallableAgentOptions,
+    CommandAgentOptions,
+    HttpAgentOptions,
+    SimpleAgentOptions,
+)
 from gym_ray.settings.model_options import (
     AnthropicModelOptions,
     CompactingVllmModelOptions,
@@ -20,66 +23,14 @@ from gym_ray.settings.model_options import (
     OpenAIModelOptions,
     VllmModelOptions,
 )
-from gym_ray.settings.server_options import (
-    HostedOptions,
-    ModelServerRef,
-    ResourcesServerRef,
-    ServerOptions,
-    ServerType,
-)
+from gym_ray.settings.server_options import HostedOptions, ServerOptions, ServerType
 
 __all__ = [
     "IMPLEMENTATIONS",
-    "CallableAgentOptions",
-    "HttpAgentOptions",
     "McqaOptions",
     "OrderDeskOptions",
     "ServerSettings",
-    "SimpleAgentOptions",
 ]
-
-
-class SimpleAgentOptions(ServerOptions):
-    """``simple_agent``: a Responses loop that runs the environment's tools (D140 to D145).
-
-    Attributes:
-        max_steps: Model calls at most; None has no bound.
-        skip_verification: Do not ask the resources server for a reward.
-    """
-
-    resources_server: ResourcesServerRef
-    model_server: ModelServerRef
-    max_steps: PositiveCount | None = None
-    skip_verification: bool = False
-
-
-class HttpAgentOptions(ServerOptions):
-    """``http_agent``: an agent that serves ``POST /run``.
-
-    Attributes:
-        base_url: The agent's root URL.
-    """
-
-    base_url: HttpUrl
-
-
-def _callable_path(value: str) -> str:
-    module, _, function = value.rpartition(":")
-    if not module or not function.isidentifier():
-        raise ValueError("should be module:function or path/to/file.py:function")
-    return value
-
-
-class CallableAgentOptions(ServerOptions):
-    """``callable_agent``: an async Python function.
-
-    Attributes:
-        callable: ``module:function`` or ``path/to/file.py:function``.
-        resources_server: What scores its rollouts; None lets the function return the reward itself.
-    """
-
-    callable: Annotated[str, AfterValidator(_callable_path)]
-    resources_server: ResourcesServerRef | None = None
 
 
 class McqaOptions(HostedOptions):
@@ -110,6 +61,7 @@ IMPLEMENTATIONS: Mapping[ServerType, Mapping[str, type[ServerOptions]]] = {
         "simple_agent": SimpleAgentOptions,
         "http_agent": HttpAgentOptions,
         "callable_agent": CallableAgentOptions,
+        "command_agent": CommandAgentOptions,
     },
     "resources_servers": {"mcqa": McqaOptions, "order_desk": OrderDeskOptions},
 }
