@@ -13,6 +13,7 @@ from gym_ray.settings.agent_options import (
     SimpleAgentOptions,
 )
 from gym_ray.settings.assets import ASSETS_ROOT, find_asset, server_config_paths
+from gym_ray.settings.capture_redaction import CaptureRedaction
 from gym_ray.settings.loading import load_settings, settings_from_yaml
 from gym_ray.settings.model_options import (
     AnthropicModelOptions,
@@ -23,6 +24,7 @@ from gym_ray.settings.model_options import (
     UpstreamOptions,
     VllmModelOptions,
 )
+from gym_ray.settings.own_secrets import own_secrets
 from gym_ray.settings.run import CaptureSettings, HeadServer, RunSettings
 from gym_ray.settings.server_options import (
     HostedOptions,
@@ -38,6 +40,7 @@ __all__ = [
     "ASSETS_ROOT",
     "AnthropicModelOptions",
     "CallableAgentOptions",
+    "CaptureRedaction",
     "CaptureSettings",
     "CommandAgentOptions",
     "CompactingVllmModelOptions",
@@ -61,6 +64,7 @@ __all__ = [
     "VllmModelOptions",
     "find_asset",
     "load_settings",
+    "own_secrets",
     "server_config_paths",
     "settings_from_yaml",
 ]

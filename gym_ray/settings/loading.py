@@ -29,6 +29,7 @@ _PLAIN_WORDS = {
     **dict.fromkeys(("dict_type", "model_type"), "should be a map of keys and values"),
     "path_type": "should be a path",
     "string_type": "should be text",
+    "tuple_type": "should be a list",
 }
 _CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path, or observability_enabled to false"
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from gym_ray.errors import SettingsError
+from gym_ray.settings.capture_redaction import CaptureRedaction
 from gym_ray.settings.fields import (
     Count,
     FrozenModel,
@@ -94,6 +95,7 @@ class RunSettings(CaptureSettings):
 
     Attributes:
         capture_timeout_s: Longest that one call's capture may hold back its answer.
+        capture_redaction: What is taken out of captures besides the run's own credentials.
         servers: Servers by name.
         agent_name: The agent of every row, over what the rows say (D13).
         input_jsonl_fpath: Rows to run.
@@ -116,6 +118,7 @@ class RunSettings(CaptureSettings):
     model_config = ConfigDict(**{**CaptureSettings.model_config, "extra": "forbid", "allow_inf_nan": False})
 
     capture_timeout_s: PositiveSeconds = 30.0
+    capture_redaction: CaptureRedaction = Field(default_factory=CaptureRedaction)
     servers: Mapping[str, ServerSettings] = Field(default_factory=dict)
     agent_name: Name | None = None
     input_jsonl_fpath: Path | None = None
