@@ -13,6 +13,10 @@ async def _nothing() -> None:
     return None
 
 
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One generation request as the client sent it.
@@ -48,6 +52,7 @@ class EngineAnswer:
         aclose: Ends the exchange with the engine; safe to call twice, called by whoever iterated ``body``.
         local_reason: Why the engine's client made this answer itself, such as ``context_length_exceeded`` (A171); None
             when the engine made it.
+        replaced_status: Status of the engine's own answer that a local one stands for; None when it was not asked.
     """
 
     status: int
@@ -55,6 +60,23 @@ class EngineAnswer:
     body: AsyncIterator[bytes]
     aclose: Callable[[], Awaitable[None]] = _nothing
     local_reason: str | None = None
+    replaced_status: int | None = None
+
+    async def read(self) -> bytes:
+        """Return the whole body and end the exchange.
+
+        Raises:
+            EngineError: The answer broke off.
+        """
+        try:
+            return b"".join([chunk async for chunk in self.body])
+        finally:
+            await self.aclose()
+
+    @classmethod
+    def of_bytes(cls, status: int, headers: list[tuple[str, str]], body: bytes, **facts: Any) -> EngineAnswer:
+        """Return an answer whose body is there already; ``facts`` are the further attributes."""
+        return cls(status, headers, _once(body), **facts)
 
 
 class Engine(Protocol):
@@ -80,6 +102,13 @@ class Engine(Protocol):
 
     async def models(self) -> EngineAnswer:
         """Answer ``GET /v1/models``."""
+
+    async def count_tokens(self, request: EngineRequest) -> EngineAnswer:
+        """Answer ``POST /v1/messages/count_tokens``; ``request`` is of the Messages dialect.
+
+        Raises:
+            UnsupportedRequestError: The engine cannot count the tokens of a prompt; status 501.
+        """
 
     async def aclose(self) -> None:
         """Release everything; idempotent."""

@@ -6,9 +6,9 @@ Credentials never pass: the client's key opens this server, not the engine, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["answer_headers", "request_headers"]
+__all__ = ["answer_headers", "dialect_free_headers", "request_headers"]
 
 _HOP_BY_HOP = frozenset(
     {
@@ -37,6 +37,7 @@ _NOT_TO_ENGINE = _HOP_BY_HOP | {
     "x-api-key",
     "x-goog-api-key",
 }
+_OF_ONE_DIALECT = ("anthropic-", "openai-", "x-stainless-")
 _NOT_TO_CLIENT = _HOP_BY_HOP | {"alt-svc", "date", "server", "set-cookie", "strict-transport-security"}
 
 
@@ -49,6 +50,11 @@ def request_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         if name not in hidden:
             kept[name] = f"{kept[name]}, {value}" if name in kept else value
     return kept
+
+
+def dialect_free_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that mean the same in every dialect: betas and versions of one are none of another's."""
+    return {name: value for name, value in headers.items() if not name.startswith(_OF_ONE_DIALECT)}
 
 
 def answer_headers(headers: Iterable[tuple[str, str]], *, decoded: bool = False) -> list[tuple[str, str]]:

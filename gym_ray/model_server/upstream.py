@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -32,6 +32,7 @@ from gym_ray.model_server.headers import answer_headers
 __all__ = ["UpstreamEngine", "UpstreamLimits"]
 
 _DECODED = frozenset({"gzip", "x-gzip", "deflate"})
+_REDACTED = b"[redacted]"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _ENDPOINT_BY_DIALECT = {dialect: path.removeprefix("/v1") for path, dialect in DIALECT_BY_PATH.items()}
 
@@ -63,6 +64,7 @@ class UpstreamEngine:
         dialects: Dialects that the upstream speaks.
         limits: Connections and timeouts.
         key_setting: Name of the setting that holds the key, for messages.
+        default_headers: Sent where the client sends none of that name; names are lower-case.
 
     Raises:
         SettingsError: The key cannot be sent in an HTTP header.
@@ -77,6 +79,7 @@ class UpstreamEngine:
         dialects: Iterable[str] = (RESPONSES, CHAT),
         limits: UpstreamLimits | None = None,
         key_setting: str = "policy_api_key",
+        default_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._api_key = _sendable_key(api_key, key_setting)
@@ -84,6 +87,7 @@ class UpstreamEngine:
         self._dialects = frozenset(dialects)
         self._limits = limits or UpstreamLimits()
         self._key_setting = key_setting
+        self._default_headers = dict(default_headers or {})
         self._opened: Connections | None = None
 
     @property
@@ -138,8 +142,7 @@ class UpstreamEngine:
         """
         query = f"?{request.query}" if request.query else ""
         url = f"{self._base_url}{_ENDPOINT_BY_DIALECT[request.dialect]}{query}"
-        headers = {**request.headers, **self._credentials(request.dialect), "content-type": "application/json"}
-        return await self._exchange("POST", url, headers, self._body(request))
+        return await self._exchange("POST", url, self._headers(request), self._body(request))
 
     async def models(self) -> EngineAnswer:
         """Answer ``GET /v1/models`` from the upstream.
@@ -148,6 +151,27 @@ class UpstreamEngine:
             EngineError: As :meth:`answer`.
         """
         return await self._exchange("GET", f"{self._base_url}/models", self._credentials(CHAT), None)
+
+    async def count_tokens(self, request: EngineRequest) -> EngineAnswer:
+        """Answer ``POST /v1/messages/count_tokens`` from the upstream.
+
+        Raises:
+            UnsupportedRequestError: The upstream does not speak the Messages dialect; status 501.
+            EngineError: As :meth:`answer`.
+        """
+        if MESSAGES not in self._dialects:
+            raise UnsupportedRequestError(f"{self._where} does not speak the messages dialect: no count_tokens", 501)
+        url = f"{self._base_url}/messages/count_tokens"
+        return await self._exchange("POST", url, self._headers(request), self._body(request))
+
+    async def post_at_root(self, path: str, content: bytes) -> EngineAnswer:
+        """Send JSON to a route beside the versioned ones, such as ``/tokenize``.
+
+        Raises:
+            EngineError: As :meth:`answer`.
+        """
+        headers = {**self._credentials(CHAT), "content-type": "application/json"}
+        return await self._exchange("POST", f"{self._base_url.removesuffix('/v1')}{path}", headers, content)
 
     async def aclose(self) -> None:
         """Close the pool; idempotent."""
@@ -175,7 +199,11 @@ class UpstreamEngine:
             await body.aclose()
             raise EngineError(f"{self._where} redirects to {_shown(response)}: give the final address as base URL")
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers.raw]
-        return EngineAnswer(response.status_code, answer_headers(pairs, decoded=body.decoded), body, body.aclose)
+        if response.status_code < 400 or self._api_key is None:
+            return EngineAnswer(response.status_code, answer_headers(pairs, decoded=body.decoded), body, body.aclose)
+        # Upstreams repeat a key they refuse, and the client has no right to this one (B67). The length may change.
+        kept = [pair for pair in answer_headers(pairs, decoded=body.decoded) if pair[0] != "content-length"]
+        return EngineAnswer(response.status_code, kept, _without(self._api_key.encode(), body), body.aclose)
 
     def _body(self, request: EngineRequest) -> bytes:
         if self._model_name is None or request.body.get("model") == self._model_name:
@@ -184,6 +212,10 @@ class UpstreamEngine:
             return exact_json.dumps({**request.body, "model": self._model_name})
         except ValueError as exc:
             raise UnsupportedRequestError(f"request body: {exc}; the model's name could not be replaced") from None
+
+    def _headers(self, request: EngineRequest) -> dict[str, str]:
+        added = {**self._credentials(request.dialect), "content-type": "application/json"}
+        return {**self._default_headers, **request.headers, **added}
 
     def _credentials(self, dialect: str) -> dict[str, str]:
         if self._api_key is None:
@@ -249,6 +281,19 @@ class _Body:
             await self._response.aclose()
         finally:
             self._place.give_back()
+
+
+async def _without(secret: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes with every occurrence of ``secret`` replaced, also one that chunks cut apart."""
+    kept = b""
+    async for chunk in chunks:
+        kept = (kept + chunk).replace(secret, _REDACTED)
+        ready = max(0, len(kept) - len(secret) + 1)
+        if ready:
+            yield kept[:ready]
+            kept = kept[ready:]
+    if kept:
+        yield kept
 
 
 async def _send(

@@ -84,6 +84,11 @@ class FakeEngine:
         """List one model."""
         return self._play(_MODELS)
 
+    async def count_tokens(self, request: EngineRequest) -> EngineAnswer:
+        """Say seven."""
+        self.requests.append(request)
+        return self._play(ScriptedAnswer([b'{"input_tokens":7}']))
+
     async def aclose(self) -> None:
         """Note the end."""
         self.started = False

@@ -17,7 +17,13 @@ import httpx
 import pytest
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
-from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, SettingsError
+from gym_ray.errors import (
+    EngineError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    SettingsError,
+    UnsupportedRequestError,
+)
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.serving import AppServer
@@ -237,6 +243,41 @@ class TestAnswers:
         assert [answer.status_code for answer in answers] == statuses
         assert {(answer.content, answer.headers["retry-after"]) for answer in answers} == {(body, "3")}
         assert len(link.upstream.requests) == len(statuses)  # nothing is sent twice
+
+    @pytest.mark.parametrize("cut", [1, 7, 1000])
+    async def test_a_refusal_that_repeats_the_servers_key_reaches_the_client_without_it(self, cut: int) -> None:
+        body = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}. Bearer {KEY}"}}).encode()
+        chunks = [body[start : start + cut] for start in range(0, len(body), cut)]
+        answer = ScriptedAnswer(chunks, 401, headers=[("content-length", str(len(body)))])
+        async with chain(lambda request: answer) as link:
+            response = await link.http.post("/v1/responses", json={})
+        assert response.status_code == 401
+        assert response.content == body.replace(KEY.encode(), b"[redacted]")
+
+    async def test_default_headers_give_way_to_the_clients(self) -> None:
+        async with chain(default_headers={"anthropic-version": "2023-06-01"}) as link:
+            await link.http.post("/v1/messages", json={})
+            await link.http.post("/v1/messages", json={}, headers={"Anthropic-Version": "2029-01-01"})
+        sent = [request.headers["anthropic-version"] for request in link.upstream.requests]
+        assert sent == ["2023-06-01", "2029-01-01"]
+
+    async def test_token_counts_come_from_an_upstream_that_speaks_messages(self) -> None:
+        counted = ScriptedAnswer([b'{"input_tokens":12}'])
+        async with chain(lambda request: counted, model_name="real-model") as link:
+            asked = EngineRequest(MESSAGES, {"model": "m"}, b'{"model":"m"}')
+            assert await (await link.engine.count_tokens(asked)).read() == b'{"input_tokens":12}'
+        sent = link.upstream.requests[-1]
+        assert (sent.path, json.loads(sent.body)) == ("/v1/messages/count_tokens", {"model": "real-model"})
+        async with started(UpstreamEngine("http://127.0.0.1:9/v1", dialects=(CHAT,))) as engine:
+            with pytest.raises(UnsupportedRequestError, match="messages") as caught:
+                await engine.count_tokens(asked)
+        assert caught.value.status == 501
+
+    async def test_routes_beside_the_versioned_ones_get_the_key_too(self) -> None:
+        async with chain(lambda request: ScriptedAnswer([b"{}"])) as link:
+            assert await (await link.engine.post_at_root("/tokenize", b'{"a":1}')).read() == b"{}"
+        sent = link.upstream.requests[-1]
+        assert (sent.path, sent.body, sent.headers["authorization"]) == ("/tokenize", b'{"a":1}', f"Bearer {KEY}")
 
     async def test_an_answer_compressed_against_our_wish_arrives_readable(self) -> None:
         answer = ScriptedAnswer([b'data: {"a":1}\n\n'] * 50, content_type=SSE)

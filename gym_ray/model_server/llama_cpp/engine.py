@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +18,7 @@ import httpx
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
-from gym_ray.dialects.neutral import Generation, Sampling
+from gym_ray.dialects.neutral import Generation, PromptRequest, Sampling
 from gym_ray.dialects.synthesis import AnswerWriter, answer_writer, read_request
 from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
@@ -133,12 +133,22 @@ class LlamaCppEngine:
         job.reader.feed(last)
         _, generation = job.reader.close(last)
         self._report(request, generation)
-        return EngineAnswer(200, list(_JSON_HEADERS), _once(exact_json.dumps(job.writer.answer(generation))))
+        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), exact_json.dumps(job.writer.answer(generation)))
 
     async def models(self) -> EngineAnswer:
         """List the one model."""
         model = {"id": self._model_name, "object": "model", "created": self._created, "owned_by": "gym-ray"}
-        return EngineAnswer(200, list(_JSON_HEADERS), _once(exact_json.dumps({"object": "list", "data": [model]})))
+        listed = exact_json.dumps({"object": "list", "data": [model]})
+        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), listed)
+
+    async def count_tokens(self, request: EngineRequest) -> EngineAnswer:
+        """Count the tokens of the prompt that a Messages request becomes; nothing is generated.
+
+        Raises:
+            UnsupportedRequestError: As :meth:`answer`.
+        """
+        _, ids = await self._prompt(request.dialect, {"max_tokens": 1, **request.body})
+        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), exact_json.dumps({"input_tokens": len(ids)}))
 
     async def aclose(self) -> None:
         """Close the client; idempotent."""
@@ -165,12 +175,16 @@ class LlamaCppEngine:
                 self._facts = _ModelFacts(await self._http.context_tokens(), markers)
             return self._facts
 
+    async def _prompt(self, dialect: str, body: Mapping[str, Any]) -> tuple[PromptRequest, tuple[int, ...]]:
+        prompt = read_request(dialect, body)
+        markers = (await self._model_facts()).markers
+        pieces = [markers[text] if marker else text for marker, text in render(prompt)]
+        return prompt, await self._http.tokenize([markers[_BOS], *pieces])
+
     async def _job(self, request: EngineRequest) -> _Job:
-        prompt = read_request(request.dialect, request.body)
+        prompt, ids = await self._prompt(request.dialect, request.body)
         grammar = build_grammar(prompt, self._turn_end)
         facts = await self._model_facts()
-        pieces = [facts.markers[text] if marker else text for marker, text in render(prompt)]
-        ids = await self._http.tokenize([facts.markers[_BOS], *pieces])
         room = facts.context_tokens - len(ids)
         if room < 1:
             raise UnsupportedRequestError(
@@ -234,7 +248,3 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty or 0.0,
         "stop": list(sampling.stop),
     }
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
