@@ -19,7 +19,9 @@ Config = Annotated[
 ResourcesServer = Annotated[
     list[str] | None, typer.Option("--resources-server", help="A resources server that ships with its agent.")
 ]
-ModelType = Annotated[str | None, typer.Option("--model-type", help="openai_model or local_model.")]
+ModelType = Annotated[
+    str | None, typer.Option("--model-type", help="openai_model, vllm_model, anthropic_model or local_model.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the actors log.")]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 
 from gym_ray.settings.fields import HttpUrl, Name, PositiveCount, PositiveSeconds, Replicas
 from gym_ray.settings.server_options import HostedOptions
@@ -20,7 +20,14 @@ __all__ = [
     "VllmModelOptions",
 ]
 
-Dialect = Literal["responses", "chat", "messages"]
+
+def _dialects(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value or not set(value) <= {"responses", "chat", "messages"}:
+        raise ValueError("should be a list of one or more of responses, chat, messages")
+    return value
+
+
+Dialects = Annotated[tuple[str, ...], AfterValidator(_dialects)]
 
 
 class ModelOptions(HostedOptions):
@@ -67,7 +74,7 @@ class OpenAIModelOptions(UpstreamOptions):
     openai_base_url: HttpUrl
     openai_api_key: SecretStr
     openai_model: Name
-    dialects: tuple[Dialect, ...] = Field(default=("responses", "chat"), min_length=1)
+    dialects: Dialects = ("responses", "chat")
 
 
 class AnthropicModelOptions(UpstreamOptions):
@@ -109,7 +116,7 @@ class VllmModelOptions(UpstreamOptions):
     base_url: HttpUrl
     api_key: SecretStr = SecretStr("")
     model: Name
-    dialects: tuple[Dialect, ...] = Field(default=("responses", "chat", "messages"), min_length=1)
+    dialects: Dialects = ("responses", "chat", "messages")
     uses_reasoning_parser: bool = True
     replace_developer_role_with_system: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -129,11 +136,11 @@ class VllmModelOptions(UpstreamOptions):
 class CompactingVllmModelOptions(VllmModelOptions):
     """``vllm_model_with_compaction``: a patched vLLM server that takes ``required_prefix_token_ids`` (A172-A175)."""
 
-    dialects: tuple[Dialect, ...] = ("chat",)
+    dialects: Dialects = ("chat",)
 
     @field_validator("dialects")
     @classmethod
-    def _must_be_chat(cls, value: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
+    def _must_be_chat(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if value != ("chat",):
             raise ValueError("should be [chat]: the exact prefix goes in through the server's chat route (A175)")
         return value

@@ -7,8 +7,11 @@ import pytest
 from gym_ray.errors import SettingsError
 from gym_ray.settings import (
     ASSETS_ROOT,
+    AnthropicModelOptions,
+    CompactingVllmModelOptions,
     LocalModelOptions,
     OpenAIModelOptions,
+    VllmModelOptions,
     find_asset,
     load_settings,
     server_config_paths,
@@ -24,7 +27,14 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("environment", ["mcqa", "order_desk"])
 @pytest.mark.parametrize(
-    ("model_type", "options"), [("openai_model", OpenAIModelOptions), ("local_model", LocalModelOptions)]
+    ("model_type", "options"),
+    [
+        ("openai_model", OpenAIModelOptions),
+        ("vllm_model", VllmModelOptions),
+        ("vllm_model_with_compaction", CompactingVllmModelOptions),
+        ("anthropic_model", AnthropicModelOptions),
+        ("local_model", LocalModelOptions),
+    ],
 )
 def test_what_ships_loads(environment: str, model_type: str, options: type) -> None:
     paths = server_config_paths(resources_servers=[environment], model_type=model_type)
@@ -78,7 +88,12 @@ def test_flavours_and_files_without_configs_directory(tmp_path: Path) -> None:
     ("kind", "name", "message"),
     [
         ("resources_servers", "mqca", "command line: --resources-server: there is no 'mqca'; did you mean 'mcqa'?"),
-        ("responses_api_models", "x", "command line: --model-type: there is no 'x'; known: local_model, openai_model"),
+        (
+            "responses_api_models",
+            "x",
+            "command line: --model-type: there is no 'x'; known: anthropic_model, local_model, openai_model, "
+            "vllm_model, vllm_model_with_compaction",
+        ),
         ("responses_api_agents", "x", "command line: --agent-type: there is no 'x'; pass a file with --config"),
         (
             "resources_servers",
