@@ -19,6 +19,7 @@
     ├── AgentError               what ran a rollout
     │   └── AgentTimeoutError    it did not end in time
     ├── ResourcesServerError     what scored a rollout
+    ├── ChildInterpreterError    a process that works for this one ended or could not be started
     └── ClusterError             Ray, placement, or a server's start
         ├── ServerStartError     a hosted server did not come up
         └── RunNotFoundError     no running servers where they were looked for
@@ -182,6 +183,10 @@ class AgentTimeoutError(AgentError):
 
 class ResourcesServerError(GymRayError):
     """What scores a rollout failed; the message names the server and the route."""
+
+
+class ChildInterpreterError(GymRayError):
+    """A process that does one function's work for this one ended, or could not be started."""
 
 
 class ClusterError(GymRayError):
