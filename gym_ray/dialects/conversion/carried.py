@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gym_ray import exact_json
 from gym_ray.errors import EngineError
 
 __all__ = [
+    "CARRIED_SETTINGS",
+    "SHARED_SETTINGS",
     "answer_objects",
     "answer_text",
     "argument_text",
@@ -25,8 +27,26 @@ __all__ = [
     "shown",
 ]
 
-_LONGEST_SHOWN = 80
-_LONGEST_FAILURE = 500
+SHARED_SETTINGS: Final = (
+    "model",
+    "metadata",
+    "temperature",
+    "top_p",
+    "user",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""Settings that Chat and Responses call by the same name and mean the same by."""
+
+CARRIED_SETTINGS: Final = ("stop", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "user")
+"""Neutral names of the settings that travel beside a Responses request, because it cannot say all of them."""
+
+_LONGEST_SHOWN: Final = 80
+_LONGEST_FAILURE: Final = 500
+_STATUS_OF_CODE: Final[Mapping[str | int, int]] = {"rate_limit_exceeded": 429, 429: 429, "invalid_prompt": 400}
 
 
 def shown(value: object, longest: int = _LONGEST_SHOWN) -> str:
@@ -45,19 +65,22 @@ def refuse_failure(answer: Mapping[str, Any], path: str = "") -> None:
     """Refuse an answer, or a part of one, that tells an error instead (B21, B23).
 
     Raises:
-        EngineError: It does; the message says what it told.
+        EngineError: It does; the message says what it told. The status is 502, unless the error's code says that the
+            client asked too often (429) or wrongly (400).
     """
     error = answer.get("error")
     if not error and answer.get("object") == "error":
         error = answer
-    if error:
-        told = error.get("message") if isinstance(error, Mapping) else error
-        raise broken(f"{path}error", f"says that the engine failed: {shown(told, _LONGEST_FAILURE)}")
+    if not error:
+        return
+    told, code = (error.get("message"), error.get("code")) if isinstance(error, Mapping) else (error, None)
+    status = _STATUS_OF_CODE.get(code, 502) if isinstance(code, str | int) else 502
+    raise broken(f"{path}error", f"says that the engine failed: {shown(told, _LONGEST_FAILURE)}", status)
 
 
-def broken(path: str, problem: str) -> EngineError:
-    """Return the error for an engine's answer that has no form in the other dialect; status 502."""
-    return EngineError(f"the engine's answer is not usable: {path} {problem}", 502)
+def broken(path: str, problem: str, status: int = 502) -> EngineError:
+    """Return the error for an engine's answer that has no form in the other dialect."""
+    return EngineError(f"the engine's answer is not usable: {path} {problem}", status)
 
 
 def answer_text(value: object, path: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gym_ray.dialects import fields
 from gym_ray.dialects.conversion import thoughts
+from gym_ray.dialects.conversion.answer_parts import message_item, text_part
 from gym_ray.dialects.conversion.carried import shown
-from gym_ray.dialects.synthesis.writer import fresh_id
 
 __all__ = ["items_of"]
 
@@ -123,15 +123,7 @@ def _said(message: Mapping[str, Any], path: str) -> tuple[str, str]:
 
 def _refused(said: str, refusal: str) -> dict[str, Any]:
     """A message as the engine would have made it: input messages of the short form cannot hold a refusal."""
-    content: list[dict[str, Any]] = [{"type": "output_text", "text": said, "annotations": []}] if said else []
-    content.append({"type": "refusal", "refusal": refusal})
-    return {
-        "type": "message",
-        "id": fresh_id("msg_"),
-        "role": "assistant",
-        "status": "completed",
-        "content": content,
-    }
+    return message_item([*([text_part(said)] if said else []), {"type": "refusal", "refusal": refusal}])
 
 
 def _call(raw: object, path: str) -> dict[str, Any]:

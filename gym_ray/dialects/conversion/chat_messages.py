@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import thoughts
+from gym_ray.dialects.conversion import free_text, thoughts
 from gym_ray.dialects.conversion.carried import shown
 
 __all__ = ["messages_of"]
@@ -45,8 +45,12 @@ class _Turn:
     def call(self, item: Mapping[str, Any], path: str) -> None:
         if item.get("namespace") is not None:
             raise fields.unsupported(f"{path}.namespace", "chat calls have no namespace; join it with the name")
-        function = {key: fields.as_string(item.get(key), f"{path}.{key}") for key in ("name", "arguments")}
-        call_id = fields.as_string(item.get("call_id"), f"{path}.call_id")
+        call_id, name = (fields.as_string(item.get(key), f"{path}.{key}") for key in ("call_id", "name"))
+        if item.get("type") == "custom_tool_call":
+            arguments = free_text.as_arguments(fields.as_string(item.get("input"), f"{path}.input"))
+        else:
+            arguments = fields.as_string(item.get("arguments"), f"{path}.arguments")
+        function = {"name": name, "arguments": arguments}
         self._calls.append({"id": call_id, "type": "function", "function": function})
 
     def messages(self) -> list[dict[str, Any]]:
@@ -115,7 +119,7 @@ def _continues(turn: _Turn, item: Mapping[str, Any], path: str) -> bool:
     kind = item.get("type")
     if kind == "reasoning":
         turn.think(item)
-    elif kind == "function_call":
+    elif kind in ("function_call", "custom_tool_call"):
         turn.call(item, path)
     elif kind in (None, "message") and item.get("role") == "assistant":
         _without_phase(item, path)
@@ -127,7 +131,7 @@ def _continues(turn: _Turn, item: Mapping[str, Any], path: str) -> bool:
 
 def _message(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = item.get("type")
-    if kind == "function_call_output":
+    if kind in ("function_call_output", "custom_tool_call_output"):
         output, place = item.get("output"), f"{path}.output"
         return {
             "role": "tool",

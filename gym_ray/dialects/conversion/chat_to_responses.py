@@ -5,12 +5,21 @@ What the engine wrote is never repaired: arguments stay the text they are, only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import chat_tools, thoughts
+from gym_ray.dialects.conversion import chat_tools, free_text, thoughts
+from gym_ray.dialects.conversion.answer_parts import (
+    custom_call_item,
+    function_call_item,
+    message_item,
+    response_object,
+    text_part,
+)
 from gym_ray.dialects.conversion.carried import (
+    CARRIED_SETTINGS,
+    SHARED_SETTINGS,
     answer_objects,
     answer_text,
     argument_text,
@@ -41,39 +50,6 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "thinking": (),
     "output_config": ({},),
 }
-_SAME: Final = (
-    "model",
-    "metadata",
-    "temperature",
-    "top_p",
-    "user",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)
-_CARRIED: Final = ("top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "user")
-_ECHOED: Final[Mapping[str, Any]] = {
-    "background": None,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": None,
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": None,
-    "safety_identifier": None,
-    "service_tier": None,
-    "temperature": None,
-    "text": None,
-    "tool_choice": "auto",
-    "top_logprobs": None,
-    "top_p": None,
-    "truncation": None,
-    "user": None,
-}
 _CUT: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _BROKEN: Final = ("error", "abort")
 
@@ -91,7 +67,7 @@ def request_to_responses(body: Mapping[str, Any]) -> dict[str, Any]:
     wanted: dict[str, Any] = {"input": items_of(fields.require(body, "messages"))}
     if not wanted["input"]:
         raise fields.malformed("messages", "is empty")
-    wanted.update({key: body[key] for key in _SAME if body.get(key) is not None})
+    wanted.update({key: body[key] for key in SHARED_SETTINGS if body.get(key) is not None})
     for key in ("max_completion_tokens", "max_tokens"):
         if body.get(key) is not None:
             wanted["max_output_tokens"] = body[key]
@@ -116,9 +92,10 @@ def carried_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UnsupportedRequestError: ``stop`` is malformed; status 422.
     """
-    carried = {key: body[key] for key in _CARRIED if body.get(key) is not None and body[key] != {}}
+    found = {key: body[key] for key in CARRIED_SETTINGS if body.get(key) is not None and body[key] != {}}
+    found.pop("stop", None)
     stop = fields.stop_texts(body, "stop")
-    return {**({"stop": list(stop)} if stop else {}), **carried}
+    return {"stop": list(stop), **found} if stop else found
 
 
 def answer_to_responses(
@@ -141,27 +118,21 @@ def answer_to_responses(
     choice = _first_choice(completion)
     reason = choice.get("finish_reason")
     cut = _CUT.get(reason) if isinstance(reason, str) else None
-    engine_id = name_of(completion.get("id")) if keep_id else ""
-    stop = choice.get("stop_reason")  # some engines tell the stop text that ended the answer
-    tier = name_of(completion.get("service_tier"))
-    echoed = {key: default if request.get(key) is None else request[key] for key, default in _ECHOED.items()}
-    return {
-        **echoed,
-        **({"service_tier": tier} if tier else {}),
-        "tools": [
-            {"description": None, "parameters": None, "strict": None, **tool} for tool in objects(request.get("tools"))
-        ],
-        "id": engine_id or fresh_id("resp_"),
-        "object": "response",
-        "created_at": moment(completion.get("created")),
-        "status": "completed" if cut is None else "incomplete",
-        "error": None,
-        "incomplete_details": None if cut is None else {"reason": cut},
-        "model": name_of(request.get("model"), completion.get("model")),
-        "output": _output(choice, split_think=split_think),
-        "usage": responses_usage(completion.get("usage")),
-        **({"gym_ray": {"stop_sequence": stop}} if isinstance(stop, str) and reason == "stop" else {}),
-    }
+    response = response_object(
+        request,
+        model=name_of(completion.get("model")),
+        output=_output(choice, _custom_names(request), split_think=split_think),
+        incomplete=None if cut is None else {"reason": cut},
+        usage=responses_usage(completion.get("usage")),
+        response_id=name_of(completion.get("id")) if keep_id else "",
+        created_at=moment(completion.get("created")),
+    )
+    tier, stop = name_of(completion.get("service_tier")), choice.get("stop_reason")
+    if tier:
+        response["service_tier"] = tier
+    if isinstance(stop, str) and reason == "stop":
+        response["gym_ray"] = {"stop_sequence": stop}
+    return response
 
 
 def _first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -178,17 +149,23 @@ def _first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     return choice
 
 
-def _output(choice: Mapping[str, Any], *, split_think: bool) -> list[dict[str, Any]]:
+def _output(choice: Mapping[str, Any], custom: Collection[str], *, split_think: bool) -> list[dict[str, Any]]:
     message = choice["message"]
     path = "choices[0].message"
     said = _said(message.get("content"), f"{path}.content")
     refusal = answer_text(message.get("refusal"), f"{path}.refusal")
     sections, said = thoughts.split(said) if split_think else ([], said)
     items = thoughts.reasoning_items(message, sections)
-    calls = _calls(message, path)
+    calls = _calls(message, path, custom)
     if said or refusal or not (items or calls):
-        items.append(_message_item(said, refusal))
+        parts = [text_part(said)] if said or not refusal else []
+        items.append(message_item([*parts, {"type": "refusal", "refusal": refusal}] if refusal else parts))
     return items + calls
+
+
+def _custom_names(request: Mapping[str, Any]) -> frozenset[str]:
+    custom = [tool for tool in objects(request.get("tools")) if tool.get("type") == "custom"]
+    return frozenset(name_of(tool.get("name")) for tool in custom)
 
 
 def _said(content: object, path: str) -> str:
@@ -199,52 +176,25 @@ def _said(content: object, path: str) -> str:
     return "".join(answer_text(part.get("text"), f"{path}[{index}].text") for index, part in parts)
 
 
-def _message_item(said: str, refusal: str) -> dict[str, Any]:
-    content: list[dict[str, Any]] = []
-    if said or not refusal:
-        content.append({"type": "output_text", "text": said, "annotations": []})
-    if refusal:
-        content.append({"type": "refusal", "refusal": refusal})
-    return {
-        "id": fresh_id("msg_"),
-        "type": "message",
-        "role": "assistant",
-        "status": "completed",
-        "content": content,
-    }
-
-
-def _calls(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+def _calls(message: Mapping[str, Any], path: str, custom: Collection[str]) -> list[dict[str, Any]]:
     calls = answer_objects(message.get("tool_calls"), f"{path}.tool_calls")
     if calls:
-        return [_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        return [_call(call, f"{path}.tool_calls[{index}]", custom) for index, call in enumerate(calls)]
     legacy = message.get("function_call")
-    if legacy is None:
-        return []
-    if not isinstance(legacy, Mapping):
-        raise broken(f"{path}.function_call", f"should be an object, not {shown(legacy)}")
-    return [_call({"function": legacy}, path)]
+    return [] if legacy is None else [_call({"function": legacy}, f"{path}.function_call", custom)]
 
 
-def _call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], path: str, custom: Collection[str]) -> dict[str, Any]:
     call_id = name_of(call.get("id")) or fresh_id("call_")
-    custom = call.get("custom")
-    if call.get("type") == "custom" and isinstance(custom, Mapping):
-        return {
-            "id": call_id,
-            "type": "custom_tool_call",
-            "call_id": call_id,
-            "name": answer_text(custom.get("name"), f"{path}.custom.name"),
-            "input": argument_text(custom.get("input"), f"{path}.custom.input"),
-        }
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise broken(f"{path}.function", f"should be an object, not {shown(function)}")
-    return {
-        "id": call_id,
-        "type": "function_call",
-        "status": "completed",
-        "call_id": call_id,
-        "name": answer_text(function.get("name"), f"{path}.function.name"),
-        "arguments": argument_text(function.get("arguments"), f"{path}.function.arguments"),
-    }
+    if isinstance(call.get("custom"), Mapping) and call.get("type") == "custom":
+        place, given = f"{path}.custom", call["custom"]
+        name = answer_text(given.get("name"), f"{place}.name")
+        return custom_call_item(call_id, name, argument_text(given.get("input"), f"{place}.input"))
+    place, given = f"{path}.function", call.get("function")
+    if not isinstance(given, Mapping):
+        raise broken(place, f"should be an object, not {shown(given)}")
+    name = answer_text(given.get("name"), f"{place}.name")
+    arguments = argument_text(given.get("arguments"), f"{place}.arguments")
+    if name in custom:
+        return custom_call_item(call_id, name, free_text.as_input(arguments))
+    return function_call_item(call_id, name, arguments)

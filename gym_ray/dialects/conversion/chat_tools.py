@@ -5,10 +5,11 @@ Chat nests the facts of a function below ``function`` and those of a schema belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gym_ray.dialects import fields
+from gym_ray.dialects.conversion import free_text
 from gym_ray.dialects.conversion.carried import shown
 
 __all__ = ["flat_format", "flat_settings", "nested_format", "nested_settings"]
@@ -21,16 +22,18 @@ _MODES: Final = ("auto", "none", "required")
 def nested_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a Responses body in the Chat shape.
 
-    Without tools there are none of them, because Chat servers refuse the others then (A164).
+    Without tools there are none of them, because Chat servers refuse the others then (A164). Custom tools become
+    functions with one text argument.
 
     Raises:
         UnsupportedRequestError: A tool is malformed (422) or runs at a provider (400), or the choice cannot be made;
             the message names it.
     """
-    tools = [
-        {"type": "function", "function": _members(tool, _FUNCTION, path)}
-        for tool, path in _functions(body.get("tools"), nested="")
-    ]
+    tools = []
+    for tool, path in _tools(body.get("tools"), ("function", "custom")):
+        custom = tool["type"] == "custom"
+        function = free_text.as_function(tool, path) if custom else _members(tool, _FUNCTION, path)
+        tools.append({"type": "function", "function": function})
     return _settings(body, tools, _nested_choice)
 
 
@@ -44,10 +47,11 @@ def flat_settings(body: Mapping[str, Any]) -> dict[str, Any]:
             message names it.
     """
     defaults = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": False}
-    tools = [
-        {"type": "function", **defaults, **_members(tool, _FUNCTION, path)}
-        for tool, path in _functions(body.get("tools"), nested="function")
-    ]
+    tools = []
+    for tool, path in _tools(body.get("tools"), ("function",)):
+        place = f"{path}.function"
+        function = fields.as_object(tool.get("function"), place)
+        tools.append({"type": "function", **defaults, **_members(function, _FUNCTION, place)})
     return _settings(body, tools, _flat_choice)
 
 
@@ -71,25 +75,20 @@ def _wish(choice: object) -> str:
     return shown(choice) if isinstance(choice, str) else "a named tool"
 
 
-def _functions(value: object, *, nested: str) -> list[tuple[Mapping[str, Any], str]]:
-    found = []
+def _tools(value: object, kinds: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
     for index, raw in enumerate(() if value is None else fields.as_list(value, "tools")):
         path = f"tools[{index}]"
         tool = fields.as_object(raw, path)
         kind = tool.get("type")
-        if kind != "function":
+        if kind not in kinds:
             problem = f"{shown(kind)} tools have no form in the engine's dialect; use function tools"
             raise fields.unsupported(f"{path}.type", problem)
-        if nested:
-            path = f"{path}.{nested}"
-            tool = fields.as_object(tool.get(nested), path)
-        fields.as_string(tool.get("name"), f"{path}.name")
-        found.append((tool, path))
-    return found
+        yield tool, path
 
 
 def _members(value: Mapping[str, Any], names: Sequence[str], path: str) -> dict[str, Any]:
-    """The members that are set; a schema among them must be an object, what it says is the engine's to judge."""
+    """The members that are set. The name must be a text and a schema an object; what it says the engine judges."""
+    fields.as_string(value.get("name"), f"{path}.name")
     for name in ("parameters", "schema"):
         if name in names and value.get(name) is not None:
             fields.as_object(value[name], f"{path}.{name}")
@@ -97,26 +96,26 @@ def _members(value: Mapping[str, Any], names: Sequence[str], path: str) -> dict[
 
 
 def _nested_choice(value: object) -> Any:
-    named = _named(value)
+    named = _named(value, ("function", "custom"))
     if named is None:
         return value
     return {"type": "function", "function": {"name": fields.as_string(named.get("name"), "tool_choice.name")}}
 
 
 def _flat_choice(value: object) -> Any:
-    named = _named(value)
+    named = _named(value, ("function",))
     if named is None:
         return value
     function = fields.as_object(named.get("function"), "tool_choice.function")
     return {"type": "function", "name": fields.as_string(function.get("name"), "tool_choice.function.name")}
 
 
-def _named(value: object) -> Mapping[str, Any] | None:
-    """The object of a choice that names a function; None for a mode."""
+def _named(value: object, kinds: Sequence[str]) -> Mapping[str, Any] | None:
+    """The object of a choice that names a tool; None for a mode."""
     if isinstance(value, str) and value in _MODES:
         return None
     if isinstance(value, Mapping):
-        if value.get("type") == "function":
+        if value.get("type") in kinds:
             return value
         value = value.get("type")
     raise fields.unsupported("tool_choice", f"{shown(value)} is none of {', '.join(_MODES)} or a named function")

@@ -5,12 +5,15 @@ Chat knows less than Responses: a request that needs what Chat lacks is refused 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from gym_ray.dialects import fields
 from gym_ray.dialects.conversion import chat_tools, thoughts
 from gym_ray.dialects.conversion.carried import (
+    CARRIED_SETTINGS,
+    SHARED_SETTINGS,
     answer_objects,
     answer_text,
     argument_text,
@@ -26,6 +29,7 @@ from gym_ray.dialects.synthesis.writer import fresh_id
 
 __all__ = ["answer_to_chat", "request_to_chat"]
 
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "context_management": ([],),
@@ -37,24 +41,12 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_SAME: Final = (
-    "model",
-    "metadata",
-    "temperature",
-    "top_p",
-    "user",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)
-_CARRIED: Final = ("stop", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "user")
 _TIERS: Final = ("auto", "default", "flex", "scale", "priority", "fast")
+_CONVERTED: Final = ("message", "reasoning", "function_call", "custom_tool_call")
 _UNFINISHED: Final = ("failed", "cancelled", "queued", "in_progress")
 
 
-def request_to_chat(body: Mapping[str, Any], *, carried: Mapping[str, Any] = {}) -> dict[str, Any]:
+def request_to_chat(body: Mapping[str, Any], *, carried: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     """Return the Chat request that asks what a Responses request asks (A163, A164).
 
     Streaming is not carried: the engine is asked for a complete answer (A132).
@@ -70,13 +62,13 @@ def request_to_chat(body: Mapping[str, Any], *, carried: Mapping[str, Any] = {})
     """
     fields.refuse(body, _REFUSED, "has no form in the engine's dialect")
     chat: dict[str, Any] = {"messages": messages_of(fields.require(body, "input"), body.get("instructions"))}
-    chat.update({key: body[key] for key in _SAME if body.get(key) is not None})
+    chat.update({key: body[key] for key in SHARED_SETTINGS if body.get(key) is not None})
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
     chat.update(_effort(body.get("reasoning")))
     chat.update(_text(body.get("text")))
     chat.update(chat_tools.nested_settings(body))
-    return {**{key: carried[key] for key in _CARRIED if carried.get(key) is not None}, **chat}
+    return {**{key: carried[key] for key in CARRIED_SETTINGS if carried.get(key) is not None}, **chat}
 
 
 def _effort(value: object) -> dict[str, Any]:
@@ -102,8 +94,8 @@ def _text(value: object) -> dict[str, Any]:
 def answer_to_chat(response: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
     """Return a Responses answer as a ``chat.completion`` with one choice.
 
-    Output items that Chat cannot say (searches of a hosted tool and the like) are left out. The id is the engine's, so
-    that the client's answer names the engine's.
+    Output items that Chat cannot say (searches of a hosted tool and the like) stand under ``gym_ray`` as
+    ``unconverted``. The id is the engine's, so that the client's answer names the engine's.
 
     Args:
         response: The engine's complete answer; it is not changed.
@@ -114,20 +106,27 @@ def answer_to_chat(response: Mapping[str, Any], *, model: str | None = None) -> 
     """
     _check_outcome(response)
     items = answer_objects(response.get("output"), "output")
-    message, calls = _message(items)
+    message = _message(items)
+    unconverted = [item for item in items if item.get("type") not in _CONVERTED]
     tier = response.get("service_tier")
-    return {
+    completion = {
         "id": name_of(response.get("id")) or fresh_id("chatcmpl-"),
         "object": "chat.completion",
         "created": int(moment(response.get("created_at"))),
         "model": name_of(model, response.get("model")),
         "choices": [
-            {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(response, bool(calls))}
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": _finish_reason(response, called="tool_calls" in message),
+            }
         ],
         "service_tier": tier if tier in _TIERS else None,
         "system_fingerprint": None,
         "usage": chat_usage(response.get("usage")),
     }
+    return {**completion, "gym_ray": {"unconverted": unconverted}} if unconverted else completion
 
 
 def _check_outcome(response: Mapping[str, Any]) -> None:
@@ -139,7 +138,7 @@ def _check_outcome(response: Mapping[str, Any]) -> None:
         raise broken("output", "is missing: this is no answer")
 
 
-def _message(items: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _message(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     said, refused = [], []
     reasoning, calls = [], []
     for index, item in enumerate(items):
@@ -159,7 +158,7 @@ def _message(items: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     message.update(thoughts.message_fields(reasoning))
     if calls:
         message["tool_calls"] = calls
-    return message, calls
+    return message
 
 
 def _content(item: Mapping[str, Any], path: str) -> tuple[list[str], list[str]]:
@@ -186,7 +185,7 @@ def _call(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {**head, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _finish_reason(response: Mapping[str, Any], called: bool) -> str:
+def _finish_reason(response: Mapping[str, Any], *, called: bool) -> str:
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, Mapping) else None
     if response.get("status") == "incomplete" or reason is not None:
