@@ -1,6 +1,10 @@
 """Chat Completions: what ends its stream, what the stream adds up to, what an answer says.
 
 Reading never repairs: arguments stay the text the model wrote, and choices stay apart.
+
+A stream's answer has the members of A84 at its top and no others. Below that nothing is dropped: members of a choice
+(``logprobs``, ``token_ids``, ``error``), of a delta (``reasoning_details``, ``annotations``), of a tool call
+(``extra_content``) and of its function that no rule names are kept where a whole answer has them.
 """
 
 from __future__ import annotations
@@ -10,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gym_ray import exact_json
+from gym_ray.dialects.unknown_members import merge_member
 
-__all__ = ["TERMINAL_EVENTS", "finish_reason", "reasoning_texts", "reassemble", "tool_calls"]
+__all__ = ["TERMINAL_EVENTS", "Completion", "finish_reason", "reasoning_texts", "tool_calls"]
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)  # an answer cut short may not close its tag
 
@@ -19,145 +24,229 @@ TERMINAL_EVENTS = {"error": "error"}
 """Event names that end a stream, beside ``data: [DONE]`` and error payloads (A81)."""
 
 
+# Objects of a delta that arrive in fragments -> their members that are texts to join.
+_IN_FRAGMENTS = {"audio": ("data", "transcript"), "function_call": ("arguments",)}
+
+
+class _Fragments:
+    """An object that arrives in fragments: its texts are joined, its other members are merged."""
+
+    __slots__ = ("_texts", "others")
+
+    def __init__(self, *texts: str) -> None:
+        self._texts: dict[str, list[str]] = {name: [] for name in texts}
+        self.others: dict[str, Any] = {}
+
+    def take(self, fragment: dict[str, Any]) -> None:
+        for name, value in fragment.items():
+            texts = self._texts.get(name)
+            if texts is None:
+                merge_member(self.others, name, value)
+            elif isinstance(value, str):
+                texts.append(value)
+            elif isinstance(value, dict | list):  # some servers send the parsed value instead of its text
+                texts.append(exact_json.dumps(value).decode("utf-8"))
+
+    def text(self, name: str) -> str:
+        return "".join(self._texts[name])
+
+    def finished(self) -> dict[str, Any]:
+        return self.others | {name: "".join(texts) for name, texts in self._texts.items() if texts}
+
+
 class _Choice:
     """One choice of a stream under way (A86)."""
 
-    __slots__ = ("content", "finish_reason", "reasoning", "refusal", "role", "tools")
+    __slots__ = ("_members", "_others", "_parts", "_texts", "_tools", "finish_reason", "role")
 
     def __init__(self) -> None:
         self.role = "assistant"
         self.finish_reason: str | None = None
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.refusal: list[str] = []
-        self.tools = _ToolCalls()
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
+        self._parts: list[Any] = []  # of a content that is a list
+        self._tools = _ToolCalls()
+        self._members: dict[str, Any] = {}  # further members of the message
+        self._others: dict[str, Any] = {}  # further members of the choice
 
     def take(self, choice: dict[str, Any]) -> None:
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str) and reason:
-            self.finish_reason = reason
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            return
-        role = delta.get("role")
-        if isinstance(role, str) and role:
-            self.role = role
-        _append(self.content, delta.get("content"))
-        _append(self.reasoning, delta.get("reasoning_content") or delta.get("reasoning"))
-        _append(self.refusal, delta.get("refusal"))
-        fragments = delta.get("tool_calls")
-        for fragment in fragments if isinstance(fragments, list) else ():
-            if isinstance(fragment, dict):
-                self.tools.take(fragment)
+        for name, value in choice.items():
+            if name == "delta":
+                if isinstance(value, dict):
+                    self._take_delta(value)
+            elif value is not None and name != "index":
+                if name != "finish_reason":
+                    merge_member(self._others, name, value)
+                elif isinstance(value, str) and value:
+                    self.finish_reason = value
+
+    def _take_delta(self, delta: dict[str, Any]) -> None:
+        for name, value in delta.items():
+            if isinstance(value, str) and name in self._texts:
+                self._texts[name].append(value)
+            elif value is not None:
+                self._take_member(delta, name, value)
+
+    def _take_member(self, delta: dict[str, Any], name: str, value: Any) -> None:
+        if name == "tool_calls":
+            self._tools.take(value)
+        elif name == "role":
+            self.role = value if isinstance(value, str) and value else self.role
+        elif name == "reasoning":
+            if isinstance(value, str) and not delta.get("reasoning_content"):
+                self._texts["reasoning_content"].append(value)
+        elif name in self._texts:
+            if name == "content" and isinstance(value, list):
+                self._parts += value
+        elif name in _IN_FRAGMENTS:
+            if isinstance(value, dict):
+                self._members.setdefault(name, _Fragments(*_IN_FRAGMENTS[name])).take(value)
+        else:
+            merge_member(self._members, name, value)
 
     def finished(self, index: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": "".join(self.content) or None}
-        if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
-        if self.refusal:
-            message["refusal"] = "".join(self.refusal)
-        calls = self.tools.finished()
+        message: dict[str, Any] = {"role": self.role, "content": self._content()}
+        for name in ("reasoning_content", "refusal"):
+            if text := "".join(self._texts[name]):
+                message[name] = text
+        calls = self._tools.finished()
         if calls:
             message["tool_calls"] = calls
-        return {"index": index, "message": message, "finish_reason": self.finish_reason}
+        for name, value in self._members.items():
+            message[name] = value.finished() if isinstance(value, _Fragments) else value
+        return {"index": index, "message": message, "finish_reason": self.finish_reason, **self._others}
+
+    def _content(self) -> str | list[Any] | None:
+        text = "".join(self._texts["content"])
+        if not self._parts:
+            return text or None
+        return [{"type": "text", "text": text}, *self._parts] if text else self._parts
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class _ToolCall:
+    """One tool call under way."""
+
+    __slots__ = ("call_id", "custom", "function", "kind", "name", "others")
+
+    def __init__(self) -> None:
+        self.call_id: str | None = None
+        self.name = ""
+        self.kind = ""
+        self.function = _Fragments("arguments")
+        self.custom: _Fragments | None = None
+        self.others: dict[str, Any] = {}
+
+    def take(self, fragment: dict[str, Any]) -> None:
+        for name, value in fragment.items():
+            if name == "function":
+                if isinstance(value, dict):
+                    self.function.take(value)
+                    self.name = _text(value.get("name")) or self.name
+            elif name == "custom" and isinstance(value, dict):
+                self.custom = self.custom or _Fragments("input")
+                self.custom.take(value)
+            elif name == "type":
+                self.kind = _text(value) or self.kind
+            elif name not in ("id", "index"):
+                merge_member(self.others, name, value)
+
+    def finished(self) -> dict[str, Any]:
+        if self.custom is not None:
+            return {"id": self.call_id, "type": self.kind or "custom", "custom": self.custom.finished(), **self.others}
+        function = self.function.others | {"name": self.name, "arguments": self.function.text("arguments")}
+        return {"id": self.call_id, "type": "function", "function": function, **self.others}
 
 
 class _ToolCalls:
     """Tool calls of one choice, built from fragments (A87, A88)."""
 
-    __slots__ = ("_arguments", "_ids", "_last", "_names", "_next", "_slots")
+    __slots__ = ("_calls", "_last", "_next", "_slots")
 
     def __init__(self) -> None:
+        self._calls: dict[int, _ToolCall] = {}
         self._slots: dict[str, int] = {}
         self._next = 0
-        self._ids: dict[int, str | None] = {}
-        self._names: dict[int, str] = {}
-        self._arguments: dict[int, list[str]] = {}
         self._last: int | None = None
 
-    def take(self, fragment: dict[str, Any]) -> None:
-        call_id = fragment.get("id")
+    def take(self, fragments: Any) -> None:
+        for fragment in fragments if isinstance(fragments, list) else ():
+            if isinstance(fragment, dict):
+                self._call(fragment).take(fragment)
+
+    def _call(self, fragment: dict[str, Any]) -> _ToolCall:
+        """Return the call that a fragment belongs to."""
+        call_id, slot = fragment.get("id"), fragment.get("index")
         call_id = call_id if isinstance(call_id, str) and call_id else None
-        slot = self._slot(fragment.get("index"), call_id)
+        if not isinstance(slot, int):
+            slot = self._slot(call_id)
         self._last = slot
-        self._next = max(self._next, slot + 1)
+        call = self._calls.get(slot)
+        if call is None:
+            call = self._calls[slot] = _ToolCall()
+            self._next = max(self._next, slot + 1)
         if call_id is not None:
             self._slots[call_id] = slot
-        if call_id is not None or slot not in self._ids:
-            self._ids[slot] = call_id
-        function = fragment.get("function")
-        if not isinstance(function, dict):
-            return
-        name, arguments = function.get("name"), function.get("arguments")
-        if isinstance(name, str) and name:
-            self._names[slot] = name
-        if isinstance(arguments, dict | list):  # some servers send the parsed value instead of its text
-            arguments = exact_json.dumps(arguments).decode("utf-8")
-        _append(self._arguments.setdefault(slot, []), arguments)
+            call.call_id = call_id
+        return call
 
-    def _slot(self, index: Any, call_id: str | None) -> int:
-        if isinstance(index, int):
-            return index
+    def _slot(self, call_id: str | None) -> int:
+        """Return the place of a fragment that does not say its own (A88)."""
         if call_id is not None:
             if call_id in self._slots:
                 return self._slots[call_id]
-            if self._last is not None and self._ids[self._last] is None:
+            if self._last is not None and self._calls[self._last].call_id is None:
                 return self._last  # the open call learns its id late
             return self._next
         return 0 if self._last is None else self._last
 
     def finished(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": self._ids[slot],
-                "type": "function",
-                "function": {
-                    "name": self._names.get(slot, ""),
-                    "arguments": "".join(self._arguments.get(slot, ())),
-                },
-            }
-            for slot in sorted(self._ids)
-        ]
+        return [self._calls[slot].finished() for slot in sorted(self._calls)]
 
 
-def _append(parts: list[str], text: Any) -> None:
-    if isinstance(text, str) and text:
-        parts.append(text)
+class Completion:
+    """A ``chat.completion`` under way, built from the chunks of its stream (A84-A89)."""
 
+    __slots__ = ("_choices", "_id", "_model", "_usage")
 
-def reassemble(objects: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-    """Add the chunks of a stream up to a ``chat.completion`` (A84-A89).
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+        self._id: str | None = None
+        self._model: str | None = None
+        self._usage: dict[str, Any] | None = None
 
-    Returns:
-        One choice per choice index, ascending; None when no chunk carried a choice.
-    """
-    choices: dict[int, _Choice] = {}
-    response_id = model = usage = None
-    for chunk in objects:
-        value = chunk.get("id")
-        if isinstance(value, str) and value:
-            response_id = value
-        value = chunk.get("model")
-        if isinstance(value, str) and value:
-            model = value
-        value = chunk.get("usage")
-        if isinstance(value, dict) and value:
-            usage = value
-        for choice in _objects(chunk.get("choices")):
-            index = choice.get("index")
-            index = index if isinstance(index, int) else 0
-            if index not in choices:
-                choices[index] = _Choice()
-            choices[index].take(choice)
-    if not choices:
-        return None
-    finished = [choices[index].finished(index) for index in sorted(choices)]
-    result: dict[str, Any] = {"object": "chat.completion", "model": model, "choices": finished}
-    if response_id is not None:
-        result["id"] = response_id
-    if usage is not None:
-        result["usage"] = usage
-    return result
+    def take(self, chunk: dict[str, Any]) -> None:
+        """Take the next chunk; members of unexpected types are passed over."""
+        get = chunk.get
+        if (value := get("id")) and isinstance(value, str):
+            self._id = value
+        if (value := get("model")) and isinstance(value, str):
+            self._model = value
+        if (value := get("usage")) and isinstance(value, dict):
+            self._usage = value
+        choices = get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                index = choice.get("index")
+                index = index if isinstance(index, int) else 0
+                known = self._choices.get(index)
+                if known is None:
+                    known = self._choices[index] = _Choice()
+                known.take(choice)
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return one choice per choice index, ascending; None when no chunk carried a choice."""
+        if not self._choices:
+            return None
+        finished = [self._choices[index].finished(index) for index in sorted(self._choices)]
+        result: dict[str, Any] = {"object": "chat.completion", "model": self._model, "choices": finished}
+        if self._id is not None:
+            result["id"] = self._id
+        if self._usage is not None:
+            result["usage"] = self._usage
+        return result
 
 
 def finish_reason(response: dict[str, Any]) -> str | None:

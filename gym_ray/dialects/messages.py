@@ -1,4 +1,9 @@
-"""Anthropic Messages: what ends its stream, what the stream adds up to, what an answer says."""
+"""Anthropic Messages: what ends its stream, what the stream adds up to, what an answer says.
+
+Members that no rule names are kept where a whole answer has them: those of ``message_start``, of ``message_delta`` and
+of its delta (``stop_sequence``, ``container``, ``context_management``) in the message, those of a block and of its
+deltas in the block. Null says nothing. Events and kinds of delta that are not known add nothing (A95).
+"""
 
 from __future__ import annotations
 
@@ -6,57 +11,68 @@ from collections.abc import Iterator
 from typing import Any
 
 from gym_ray import exact_json
+from gym_ray.dialects.unknown_members import merge_member
 from gym_ray.dialects.usage import count
 
-__all__ = ["TERMINAL_EVENTS", "finish_reason", "reasoning_texts", "reassemble", "tool_calls"]
+__all__ = ["TERMINAL_EVENTS", "Message", "finish_reason", "reasoning_texts", "tool_calls"]
 
 TERMINAL_EVENTS = {"message_stop": "complete", "error": "error"}
 """Event names that end a stream (A81)."""
 
-_KEPT = ("id", "type", "role", "model", "stop_reason")
-
-# Kind of delta -> (member that carries the text, member of the block it belongs to, type of a block it has to open)
-_TEXT_DELTAS = {
-    "text_delta": ("text", "text", "text"),
-    "thinking_delta": ("thinking", "thinking", "thinking"),
-    "signature_delta": ("signature", "signature", None),
+# Kind of delta -> (its member that carries the text, member of the block that the text belongs to). Input that comes as
+# JSON text is collected under that name, which no block has.
+_DELTAS = {
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "thinking"),
+    "signature_delta": ("signature", "signature"),
+    "input_json_delta": ("partial_json", "partial_json"),
+    "compaction_delta": ("content", "content"),
 }
+_APART = ("content", "usage", "delta")  # members of events that are read in their own way
+_OF_START = ("id", "type", "role", "model")  # said by the message start alone
+_BLOCK_TYPES = {"text": "text", "thinking": "thinking"}  # member that a delta adds to -> type of a block opened for it
 
 
 class _Block:
     """One content block under way (A91-A93)."""
 
-    __slots__ = ("input_json", "texts", "value")
+    __slots__ = ("_texts", "value")
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.value = value
-        self.texts: dict[str, list[str]] = {}
-        self.input_json: list[str] | None = None
+        self._texts: dict[str, list[str]] = {}
 
     def take(self, delta: dict[str, Any]) -> None:
         kind = delta.get("type")
-        if kind == "input_json_delta":
-            self.input_json = [] if self.input_json is None else self.input_json
-            text = delta.get("partial_json")
-            if isinstance(text, str):
-                self.input_json.append(text)
-        elif kind == "citations_delta":
-            citations = self.value.get("citations")
-            self.value["citations"] = [*(citations if isinstance(citations, list) else ()), delta.get("citation")]
-        elif isinstance(kind, str) and kind in _TEXT_DELTAS:
-            source, member, block_type = _TEXT_DELTAS[kind]
-            if block_type is not None:
-                self.value.setdefault("type", block_type)
-            text = delta.get(source)
-            if isinstance(text, str):
-                self.texts.setdefault(member, []).append(text)
+        source, member = _DELTAS.get(kind, ("", "")) if isinstance(kind, str) else ("", "")
+        if not source:
+            if kind == "citations_delta":
+                merge_member(self.value, "citations", [delta.get("citation")])
+            return
+        texts = self._texts.get(member)
+        if texts is None:
+            texts = self._open(member)
+        text = delta.get(source)
+        if isinstance(text, str):
+            texts.append(text)
+        if len(delta) > 2:
+            for name, value in delta.items():
+                if name not in ("type", source):
+                    merge_member(self.value, name, value)
+
+    def _open(self, member: str) -> list[str]:
+        if member in _BLOCK_TYPES:
+            self.value.setdefault("type", _BLOCK_TYPES[member])
+        start = self.value.get(member)
+        texts = self._texts[member] = [start] if isinstance(start, str) else []
+        return texts
 
     def finished(self) -> dict[str, Any]:
-        for member, parts in self.texts.items():
-            start = self.value.get(member)
-            self.value[member] = (start if isinstance(start, str) else "") + "".join(parts)
-        if self.input_json is not None and not self.value.get("input"):
-            self.value["input"] = _parsed_input("".join(self.input_json))
+        input_json = self._texts.pop("partial_json", None)
+        for member, texts in self._texts.items():
+            self.value[member] = "".join(texts)
+        if input_json is not None and not self.value.get("input"):
+            self.value["input"] = _parsed_input("".join(input_json))
         return self.value
 
 
@@ -69,74 +85,77 @@ def _parsed_input(text: str) -> Any:
         return {"_raw": text}
 
 
-class _Message:
-    """A message under way."""
+class Message:
+    """A message under way, built from the events of its stream (A90-A95)."""
 
-    __slots__ = ("blocks", "kept", "started", "usage")
+    __slots__ = ("_blocks", "_kept", "_started", "_usage")
 
     def __init__(self) -> None:
-        self.started = False
-        self.kept: dict[str, Any] = {}
-        self.usage: dict[str, Any] = {}
-        self.blocks: dict[int, _Block] = {}
+        self._started = False
+        self._kept: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._blocks: dict[int, _Block] = {}
 
     def take(self, event: dict[str, Any]) -> None:
+        """Take the next event; members of unexpected types are passed over."""
         kind = event.get("type")
-        if kind == "message_start":
-            self._start(event.get("message"))
+        if kind == "content_block_delta":
+            delta = event.get("delta")
+            if isinstance(delta, dict):
+                self._block(event.get("index")).take(delta)
         elif kind == "content_block_start":
             block = event.get("content_block")
             if isinstance(block, dict):
-                self.blocks[_index(event, max(self.blocks, default=-1) + 1)] = _Block(block)
-        elif kind == "content_block_delta":
-            delta = event.get("delta")
-            if isinstance(delta, dict):
-                self.blocks.setdefault(_index(event, 0), _Block({})).take(delta)
+                index = event.get("index")
+                index = index if isinstance(index, int) else max(self._blocks, default=-1) + 1
+                self._blocks[index] = _Block(block)
+        elif kind == "message_start":
+            message = event.get("message")
+            if isinstance(message, dict):
+                self._started = True
+                self._keep(message)
         elif kind == "message_delta":
-            self._merge_usage(event.get("usage"))
-            delta = event.get("delta")
-            reason = delta.get("stop_reason") if isinstance(delta, dict) else None
-            if reason and self.started:
-                self.kept["stop_reason"] = reason
+            self._end(event)
 
-    def _start(self, message: Any) -> None:
-        if not isinstance(message, dict):
+    def _block(self, index: Any) -> _Block:
+        index = index if isinstance(index, int) else 0
+        block = self._blocks.get(index)
+        if block is None:
+            block = self._blocks[index] = _Block({})
+        return block
+
+    def _keep(self, members: dict[str, Any]) -> None:
+        self._merge_usage(members.get("usage"))
+        self._kept |= {name: value for name, value in members.items() if value is not None and name not in _APART}
+
+    def _end(self, event: dict[str, Any]) -> None:
+        self._merge_usage(event.get("usage"))
+        if not self._started:
             return
-        self.started = True
-        self.kept.update({key: message[key] for key in _KEPT if message.get(key) is not None})
-        self._merge_usage(message.get("usage"))
+        delta = event.get("delta")
+        for members in (event, delta if isinstance(delta, dict) else {}):
+            said = {name: value for name, value in members.items() if value not in (None, "")}
+            self._kept |= {name: value for name, value in said.items() if name not in _APART and name not in _OF_START}
 
     def _merge_usage(self, usage: Any) -> None:
         """Merge what a later event reports: null is no report, and 0 does not beat a positive count (A94, B30)."""
         if not isinstance(usage, dict):
             return
         for key, value in usage.items():
-            known = count(self.usage.get(key))
+            known = count(self._usage.get(key))
             if value is None or (value == 0 and count(value) is not None and known):
                 continue
-            self.usage[key] = value
+            self._usage[key] = value
 
     def finished(self) -> dict[str, Any] | None:
-        if not self.started and not self.blocks:
+        """Return the message as far as it came; None without a message start and without a block."""
+        if not self._started and not self._blocks:
             return None
-        result = {**self.kept, "type": "message"}
-        result["content"] = [self.blocks[index].finished() for index in sorted(self.blocks)]
-        if self.usage:
-            result["usage"] = self.usage
+        result = {**self._kept, "type": "message"}
+        result["content"] = [self._blocks[index].finished() for index in sorted(self._blocks)]
+        if self._usage:
+            result["usage"] = self._usage
         return result
-
-
-def _index(event: dict[str, Any], missing: int) -> int:
-    index = event.get("index")
-    return index if isinstance(index, int) else missing
-
-
-def reassemble(objects: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-    """Add the events of a stream up to a message (A90-A95); None without a message start and without a block."""
-    message = _Message()
-    for event in objects:
-        message.take(event)
-    return message.finished()
 
 
 def finish_reason(response: dict[str, Any]) -> str | None:

@@ -1,6 +1,9 @@
 """Responses: what ends its stream, what the stream adds up to, what an answer says.
 
 The terminal event carries the whole answer. Item events matter when it never came, or came without the items (A97).
+Envelopes, items and parts are kept with all their members; ``logprobs`` and annotations that came beside the text are
+put where a whole answer has them. Other members of item events (``obfuscation``, ``sequence_number``) are of the
+stream, not of the answer.
 """
 
 from __future__ import annotations
@@ -8,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["TERMINAL_EVENTS", "finish_reason", "reasoning_texts", "reassemble", "tool_calls"]
+from gym_ray.dialects.unknown_members import merge_member
+
+__all__ = ["ENVELOPES", "TERMINAL_EVENTS", "Response", "finish_reason", "reasoning_texts", "tool_calls"]
 
 TERMINAL_EVENTS = {
     "response.completed": "complete",
@@ -18,32 +23,45 @@ TERMINAL_EVENTS = {
 }
 """Event names that end a stream (A81)."""
 
-_ENVELOPES = ("response.completed", "response.incomplete", "response.failed")
+ENVELOPES = ("response.completed", "response.incomplete", "response.failed")
+"""Types of the events that carry the whole answer at its end."""
 
 
-class _Target(NamedTuple):
-    """Where the text of a delta goes: a member of the item, or of one part in a list of the item."""
+class _Text(NamedTuple):
+    """What a text event does: which member it writes, of the item or of one part in a list of the item."""
 
     parts: str | None  # list of the item that holds the part, None when the text is the item's own
     position: str  # member of the event with the part's position
     part_type: str
-    member: str  # member that holds the text, in the part or in the item; also its name in the done event
+    member: str  # member that holds the text, in the part or in the item
     item_type: str  # type of an item that has to be opened
+    source: str  # member of the event with the text
+    whole: bool  # the event brings all of the text, not a fragment
 
 
-_TARGETS = {
-    "response.output_text": _Target("content", "content_index", "output_text", "text", "message"),
-    "response.refusal": _Target("content", "content_index", "refusal", "refusal", "message"),
-    "response.reasoning_text": _Target("content", "content_index", "reasoning_text", "text", "reasoning"),
-    "response.reasoning_summary_text": _Target("summary", "summary_index", "summary_text", "text", "reasoning"),
-    "response.function_call_arguments": _Target(None, "", "", "arguments", "function_call"),
-    "response.mcp_call_arguments": _Target(None, "", "", "arguments", "mcp_call"),
-    "response.custom_tool_call_input": _Target(None, "", "", "input", "custom_tool_call"),
-}
+def _text_events() -> dict[str, _Text]:
+    targets = {
+        "response.output_text": ("content", "content_index", "output_text", "text", "message"),
+        "response.refusal": ("content", "content_index", "refusal", "refusal", "message"),
+        "response.reasoning_text": ("content", "content_index", "reasoning_text", "text", "reasoning"),
+        "response.reasoning_summary_text": ("summary", "summary_index", "summary_text", "text", "reasoning"),
+        "response.function_call_arguments": (None, "", "", "arguments", "function_call"),
+        "response.mcp_call_arguments": (None, "", "", "arguments", "mcp_call"),
+        "response.custom_tool_call_input": (None, "", "", "input", "custom_tool_call"),
+        "response.code_interpreter_call_code": (None, "", "", "code", "code_interpreter_call"),
+    }
+    deltas = {f"{stem}.delta": _Text(*target, "delta", whole=False) for stem, target in targets.items()}
+    return deltas | {f"{stem}.done": _Text(*target, target[3], whole=True) for stem, target in targets.items()}
 
+
+_TEXTS = _text_events()
+
+# Type of a part event -> (list of the item, member with the position, type of an item to open, whether it is new)
 _PARTS = {
-    "response.content_part": ("content", "content_index"),
-    "response.reasoning_summary_part": ("summary", "summary_index"),
+    "response.content_part.added": ("content", "content_index", "message", True),
+    "response.content_part.done": ("content", "content_index", "message", False),
+    "response.reasoning_summary_part.added": ("summary", "summary_index", "reasoning", True),
+    "response.reasoning_summary_part.done": ("summary", "summary_index", "reasoning", False),
 }
 
 _NEW_ITEMS: dict[str, dict[str, Any]] = {
@@ -62,7 +80,7 @@ class _Item:
         self.value = value
         self.final = final
         self._parts: dict[str, dict[int, dict[str, Any]]] = {}
-        self._texts: dict[tuple[str | None, int], dict[str, list[str]]] = {}
+        self._texts: dict[tuple[str | None, int, str], list[str]] = {}
 
     def replace(self, value: dict[str, Any], *, final: bool) -> None:
         """Take a later word on the whole item; what was built so far is dropped."""
@@ -76,23 +94,44 @@ class _Item:
         if not isinstance(index, int):
             index = max(known, default=-1) + (1 if is_new or not known else 0)
         known[index] = part
-        self._texts.pop((parts, index), None)
+        for key in [key for key in self._texts if key[:2] == (parts, index)]:
+            del self._texts[key]
 
-    def text(self, target: _Target, index: Any, text: str, *, whole: bool) -> None:
+    def text(self, rule: _Text, event: dict[str, Any], text: str) -> None:
         """Append a fragment of a text, or set the whole of it."""
-        position = 0
-        if target.parts is not None:
-            known = self._known(target.parts)
-            position = index if isinstance(index, int) else max(known, default=0)
-            known.setdefault(position, {"type": target.part_type, target.member: ""})
-        texts = self._texts.setdefault((target.parts, position), {})
+        position = event.get(rule.position) if rule.parts is not None else 0
+        if not isinstance(position, int):
+            position = max(self._known(rule.parts or ""), default=0)
+        key = (rule.parts, position, rule.member)
+        texts = self._texts.get(key)
+        if texts is None:
+            texts = self._texts[key] = self._begin(rule, position)
+        if rule.whole:
+            texts[:] = [text]
+        else:
+            texts.append(text)
+        if event.get("logprobs"):
+            self._log_probs(key, event["logprobs"], whole=rule.whole)
+
+    def annotate(self, event: dict[str, Any]) -> None:
+        """Add an annotation to the part that the event names."""
+        position = event.get("content_index")
+        part = self._known("content").get(position if isinstance(position, int) else 0)
+        if part is not None:
+            merge_member(part, "annotations", [event.get("annotation")])
+
+    def _begin(self, rule: _Text, position: int) -> list[str]:
+        if rule.parts is not None:
+            self._known(rule.parts).setdefault(position, {"type": rule.part_type, rule.member: ""})
+        start = self._owner(rule.parts, position).get(rule.member)
+        return [start] if isinstance(start, str) else []
+
+    def _log_probs(self, key: tuple[str | None, int, str], log_probs: Any, *, whole: bool) -> None:
+        owner = self._owner(key[0], key[1])
         if whole:
-            texts[target.member] = [text]
-            return
-        if target.member not in texts:
-            start = self._owner(target.parts, position).get(target.member)
-            texts[target.member] = [start] if isinstance(start, str) else []
-        texts[target.member].append(text)
+            owner["logprobs"] = log_probs
+        else:
+            merge_member(owner, "logprobs", log_probs)
 
     def _known(self, parts: str) -> dict[int, dict[str, Any]]:
         if parts not in self._parts:
@@ -105,9 +144,8 @@ class _Item:
         return self.value if parts is None else self._parts[parts][position]
 
     def finished(self) -> dict[str, Any]:
-        for (parts, position), texts in self._texts.items():
-            for member, pieces in texts.items():
-                self._owner(parts, position)[member] = "".join(pieces)
+        for (parts, position, member), texts in self._texts.items():
+            self._owner(parts, position)[member] = "".join(texts)
         for parts, known in self._parts.items():
             self.value[parts] = [known[position] for position in sorted(known)]
         return self.value
@@ -125,25 +163,30 @@ class _Items:
         self._by_id: dict[str, _Item] = {}
 
     def take(self, kind: str, event: dict[str, Any]) -> None:
-        if kind in ("response.output_item.added", "response.output_item.done"):
+        rule = _TEXTS.get(kind)
+        if rule is not None:
+            item = self._find(event) or self._open(event, rule.item_type)
+            text = event.get(rule.source)
+            if isinstance(text, str) and not item.final:
+                item.text(rule, event, text)
+        elif kind in _PARTS:
+            self._take_part(kind, event)
+        elif kind in ("response.output_item.added", "response.output_item.done"):
             value = event.get("item")
             if isinstance(value, dict):
                 self._whole(event, value, final=kind.endswith("done"))
-            return
-        stem, _, ending = kind.rpartition(".")
-        if stem in _PARTS and ending in ("added", "done"):
-            part = event.get("part")
-            if isinstance(part, dict):
-                parts, index = _PARTS[stem]
-                item = self._find(event) or self._open(event, "message" if parts == "content" else "reasoning")
-                if not item.final:
-                    item.place(parts, event.get(index), part, is_new=ending == "added")
-        elif stem in _TARGETS and ending in ("delta", "done"):
-            target = _TARGETS[stem]
-            text = event.get("delta" if ending == "delta" else target.member)
-            item = self._find(event) or self._open(event, target.item_type)
-            if isinstance(text, str) and not item.final:
-                item.text(target, event.get(target.position), text, whole=ending == "done")
+        elif kind == "response.output_text.annotation.added":
+            item = self._find(event) or self._open(event, "message")
+            if not item.final:
+                item.annotate(event)
+
+    def _take_part(self, kind: str, event: dict[str, Any]) -> None:
+        part = event.get("part")
+        if isinstance(part, dict):
+            parts, position, item_type, is_new = _PARTS[kind]
+            item = self._find(event) or self._open(event, item_type)
+            if not item.final:
+                item.place(parts, event.get(position), part, is_new=is_new)
 
     def _whole(self, event: dict[str, Any], value: dict[str, Any], *, final: bool) -> None:
         found = self._find(event, value.get("id"))
@@ -185,31 +228,45 @@ class _Items:
         return [item.finished() for item in sorted(self._items, key=lambda item: item.order)]
 
 
-def reassemble(objects: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the answer that a stream carried or was building (A96, A97).
+class Response:
+    """A Responses answer under way, built from the events of its stream (A96, A97)."""
 
-    Returns:
-        The last terminal envelope, else the last envelope of any event. Its ``output`` is filled from the item events
-        when the stream had no terminal envelope or that one lists nothing. None when there is neither.
-    """
-    terminal = interim = None
-    items = _Items()
-    for event in objects:
+    __slots__ = ("_interim", "_items", "_terminal")
+
+    def __init__(self) -> None:
+        self._interim: dict[str, Any] | None = None
+        self._terminal: dict[str, Any] | None = None
+        self._items = _Items()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event; members of unexpected types are passed over."""
         kind = event.get("type")
-        kind = kind if isinstance(kind, str) else ""
+        if not isinstance(kind, str):
+            kind = ""
         envelope = event.get("response")
         if isinstance(envelope, dict):
-            interim = envelope
-            if kind in _ENVELOPES:
-                terminal = envelope
-        items.take(kind, event)
-    if terminal is not None and terminal.get("output"):
-        return terminal
-    result = terminal if terminal is not None else interim
-    output = items.finished()
-    if not output:
-        return result
-    return {**(result or {}), "output": output}
+            self._interim = envelope
+            if kind in ENVELOPES:
+                self._terminal = envelope
+        self._items.take(kind, event)
+
+    def whole(self) -> dict[str, Any] | None:
+        """Return the last terminal envelope if it lists output: then nothing that came before it matters."""
+        return self._terminal if self._terminal is not None and self._terminal.get("output") else None
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return the last terminal envelope, else the last envelope of any event, None when there was neither.
+
+        Its ``output`` is filled from the item events when the stream had no terminal envelope or that one lists
+        nothing.
+        """
+        if (whole := self.whole()) is not None:
+            return whole
+        result = self._terminal if self._terminal is not None else self._interim
+        output = self._items.finished()
+        if not output:
+            return result
+        return {**(result or {}), "output": output}
 
 
 def finish_reason(response: dict[str, Any]) -> str | None:

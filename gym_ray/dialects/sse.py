@@ -1,144 +1,165 @@
 """Frames server-sent events on the bytes as they come off the wire.
 
 A stream may be cut anywhere, so framing happens on bytes and only whole events are decoded (A77). Lines end at LF, CR
-or CRLF and at nothing else: U+2028 inside JSON is an ordinary character. Every byte is looked at a fixed number of
-times (A82a); this module must never search again what an earlier chunk already went through.
+or CRLF and at nothing else: U+2028 inside JSON is an ordinary character. One function cuts text into events; whoever
+reads a stream while it comes only waits for the blank line, and must never search again what an earlier chunk already
+went through (A82a).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_ray import exact_json
 
-__all__ = ["Event", "EventScanner", "iterate_objects", "parse_objects", "parse_payload"]
+__all__ = [
+    "BLANK_LINES",
+    "BOM",
+    "ESCAPED",
+    "Event",
+    "EventScanner",
+    "blank_lines",
+    "cut_events",
+    "event_name",
+    "parse_objects",
+    "parse_or_none",
+    "parse_payload",
+]
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
+"""May stand at the very start of a stream, where it means nothing."""
+
+BLANK_LINES = (b"\n\n", b"\r\r", b"\n\r")
+"""What a blank line looks like: two line ends that are not one CRLF."""
+
+ESCAPED = b"\\u00"
+"""Where this does not stand, an ASCII word inside JSON is spelled with its own letters."""
+
 _DONE = b"[DONE]"
-_LINE_ENDS = (b"\n", b"\r\n", b"\r")
-_LINE_END_BYTES = b"\r\n"
-_LONGEST_PREFIX = len(_BOM) + len(b"event: ")
+
+# The shape that nearly every event has, else whatever lines stand together. Nothing in it backtracks.
+_EVENT = re.compile(
+    rb"(?:event:([^\n]*+)\n)?data: ?+([^\n]*+)\n\n"
+    rb"|((?:[^\n]++\n?)++)"
+)  # fmt: skip
 
 
-class Event:
-    """One event of a stream. Its data is put together when it is first asked for: most events of a stream never are.
+class Event(NamedTuple):
+    """One event of a stream.
 
     Attributes:
-        name: Value of its last ``event:`` line without blanks around it, "" when there was none.
-        end: Offset just behind its blank line in the whole stream. Of a CRLF only the CR counts, because the LF may
-            still be on its way; so the offset does not depend on how the stream was cut.
+        field: Value of its last ``event:`` line as it stands there, b"" when there was none.
+        data: Its ``data:`` lines joined with LF, each without one leading blank; b"" when there were none.
     """
 
-    __slots__ = ("_pieces", "end", "name")
-
-    def __init__(self, name: str, pieces: list[bytes], end: int) -> None:
-        self.name = name
-        self.end = end
-        self._pieces = pieces
+    field: bytes
+    data: bytes
 
     @property
-    def data(self) -> bytes:
-        """Its ``data:`` lines joined with LF, each without one leading blank; b"" when there were none."""
-        if len(self._pieces) != 1:
-            self._pieces = [b"".join(self._pieces)]
-        return self._pieces[0]
+    def name(self) -> str:
+        """The event's name: the value of its ``event:`` line without blanks around it."""
+        return event_name(self.field)
 
     @property
     def done(self) -> bool:
         """Whether the payload is the ``[DONE]`` sentinel; blanks around it are tolerated (A82)."""
         return len(self.data) < 64 and self.data.strip() == _DONE
 
-    def __repr__(self) -> str:
-        return f"Event(name={self.name!r}, data={self.data!r}, end={self.end})"
+
+def event_name(field: bytes) -> str:
+    """Return the name that the value of an ``event:`` line says."""
+    return field.decode("utf-8", "replace").strip()
+
+
+def blank_lines(before: bytes, chunk: bytes) -> tuple[int, int]:
+    """Find where events end in a chunk.
+
+    Args:
+        before: The byte in front of the chunk; b"" at the start of a stream and behind a blank line.
+        chunk: Bytes of a stream.
+
+    Returns:
+        Offsets behind the first and the last blank line in the chunk, 0 and 0 when there is none. A CR counts as a
+        line end at once; the LF that may follow it adds nothing (A82).
+    """
+    last = chunk.rfind(b"\n\n")
+    if b"\r" in chunk:
+        last = max(last, chunk.rfind(b"\r\r"), chunk.rfind(b"\n\r"))
+        found = [at for at in map(chunk.find, BLANK_LINES) if at >= 0]
+        first = min(found, default=-1)
+    else:
+        first = chunk.find(b"\n\n", 0, last + 2)
+    if before + chunk[:1] in BLANK_LINES:
+        return 1, last + 2 if last >= 0 else 1
+    return (first + 2, last + 2) if last >= 0 else (0, 0)
+
+
+def cut_events(text: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the members of an :class:`Event` for each event of a text that begins where one may begin.
+
+    The last one needs no blank line. Blocks of lines without ``event:`` and ``data:`` are no events. A mark of byte
+    order is the caller's matter.
+    """
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    for match in _EVENT.finditer(text):
+        field, data, block = match.groups()
+        if data is not None:
+            yield field or b"", data
+        elif (event := _read_block(block)) is not None:
+            yield event
+
+
+def _read_block(block: bytes) -> tuple[bytes, bytes] | None:
+    field: bytes | None = None
+    lines: list[bytes] = []
+    for line in block.split(b"\n"):
+        if line.startswith(b"data:"):
+            lines.append(line[6:] if line.startswith(b" ", 5) else line[5:])
+        elif line.startswith(b"event:"):
+            field = line[6:]
+    if field is None and not lines:
+        return None
+    return field or b"", b"\n".join(lines)
 
 
 class EventScanner:
     """Turns chunks of a stream into events, in time linear in the bytes, however they are cut.
 
-    What has no end yet is kept as the pieces it came in: the caller's own chunks where they hold nothing else, so that
-    an open stream is not held in memory twice.
-
-    Attributes:
-        bytes_examined: Bytes gone through so far, counting a byte each time it is searched or copied to find lines:
-            the measure behind the promise of linear work.
+    What has no end yet is kept as the very chunks it came in.
     """
 
-    __slots__ = ("_data", "_first_line", "_name", "_offset", "_partial", "_seen", "_swallow_lf", "bytes_examined")
+    __slots__ = ("_before", "_open", "_started")
 
     def __init__(self) -> None:
-        self.bytes_examined = 0
-        self._offset = 0
-        self._partial: list[bytes] = []  # pieces of a line whose end has not come
-        self._swallow_lf = False  # the last chunk ended in CR: a LF now belongs to that line end
-        self._first_line = True
-        self._name = ""
-        self._data: list[bytes] = []  # pieces of the open event's data, line feeds between its lines included
-        self._seen = False  # the open event has a name or data
+        self._open: list[bytes] = []  # the bytes of the open event
+        self._before = b""
+        self._started = False
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Take the next bytes and return the events whose blank line is now complete, in order."""
-        if self._swallow_lf and chunk:
-            self._swallow_lf = False
-            if chunk.startswith(b"\n"):
-                self._offset += 1
-                chunk = chunk[1:]
-        if not chunk:
+        _, end = blank_lines(self._before, chunk)
+        if not end:
+            self._open.append(chunk)
+            self._before = chunk[-1:] or self._before
             return []
-        self.bytes_examined += len(chunk)
-        events: list[Event] = []
-        for piece in chunk.splitlines(keepends=True):
-            self._offset += len(piece)
-            if piece in _LINE_ENDS and not self._partial:
-                self._first_line = False
-                if self._seen:
-                    events.append(self._dispatch(self._offset - len(piece) + 1))
-            elif piece[-1] in _LINE_END_BYTES:
-                self._end_line(piece[:-2] if piece.endswith(b"\r\n") else piece[:-1])
-            else:
-                self._partial.append(piece)
-        self._swallow_lf = chunk.endswith(b"\r")
-        return events
+        text = b"".join([*self._open, chunk[:end]])
+        rest = chunk[end:]
+        self._open, self._before = [rest], rest[-1:]
+        return self._cut(text)
 
     def close(self) -> list[Event]:
         """End the stream and return the last event if its blank line never came (A80)."""
-        if self._partial:
-            self._end_line(b"")
-        return [self._dispatch(self._offset)] if self._seen else []
+        text, self._open = b"".join(self._open), []
+        return self._cut(text)
 
-    def _end_line(self, line: bytes) -> None:
-        rest: list[bytes] = []
-        if self._partial:
-            line, rest = self._head_and_rest(line)
-        if self._first_line:
-            self._first_line = False
-            line = line.removeprefix(_BOM)
-        if line.startswith(b"data:"):
-            if self._data:
-                self._data.append(b"\n")
-            self._data.append(line[6:] if line.startswith(b" ", 5) else line[5:])
-            self._data += rest
-            self._seen = True
-        elif line.startswith(b"event:"):
-            self._name = b"".join([line[6:], *rest]).decode("utf-8", "replace").strip()
-            self._seen = True
-
-    def _head_and_rest(self, tail: bytes) -> tuple[bytes, list[bytes]]:
-        """Return the pieces of a line, the first of them long enough to tell which field it is."""
-        pieces, self._partial = [*self._partial, tail], []
-        count, length = 0, 0
-        while count < len(pieces) and length < _LONGEST_PREFIX:
-            length += len(pieces[count])
-            count += 1
-        if count == 1:
-            return pieces[0], pieces[1:]
-        self.bytes_examined += length
-        return b"".join(pieces[:count]), pieces[count:]
-
-    def _dispatch(self, end: int) -> Event:
-        event = Event(self._name, self._data, end)
-        self._name, self._data, self._seen = "", [], False
-        return event
+    def _cut(self, text: bytes) -> list[Event]:
+        if not self._started:
+            self._started = True
+            text = text.removeprefix(BOM)
+        return [Event(field, data) for field, data in cut_events(text)]
 
 
 def parse_payload(data: bytes) -> Any:
@@ -153,24 +174,19 @@ def parse_payload(data: bytes) -> Any:
         return exact_json.loads(data.decode("utf-8", "replace").encode("utf-8"))
 
 
-def iterate_objects(body: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ``(event name, JSON object)`` for what a stream carried, in order (A77-A80).
-
-    A last event without blank line counts. Events without data, ``[DONE]``, payloads that are not JSON and JSON that is
-    not an object are left out; nothing raises.
-    """
-    scanner = EventScanner()
-    for event in [*scanner.feed(body), *scanner.close()]:
-        if not event.data or event.done:
-            continue
-        try:
-            value = parse_payload(event.data)
-        except ValueError:
-            continue  # the raw bytes are kept beside the view; a payload that is no JSON adds nothing to it (A79)
-        if isinstance(value, dict):
-            yield event.name, value
+def parse_or_none(data: bytes) -> Any:
+    """Parse the payload of one event; None if it is not JSON, which adds nothing to a view of the stream (A79)."""
+    try:
+        return parse_payload(data)
+    except ValueError:
+        return None
 
 
 def parse_objects(body: bytes) -> list[dict[str, Any]]:
-    """Return the JSON objects that a stream carried, as :func:`iterate_objects` finds them."""
-    return [value for _, value in iterate_objects(body)]
+    """Return the JSON objects that a stream carried, in order (A77-A80); nothing raises.
+
+    A last event without blank line counts. Events without data, ``[DONE]``, payloads that are not JSON and JSON that is
+    not an object are left out.
+    """
+    payloads = (parse_or_none(data) for _, data in cut_events(body.removeprefix(BOM)))
+    return [payload for payload in payloads if isinstance(payload, dict)]

@@ -2,17 +2,20 @@
 
 The capture layer holds that event back until the record is durable, so it must be found in the chunk that completes it
 (A40, A81). A stream is complete only on positive evidence: no finish reason, no end of the connection stands in for the
-terminal event.
+terminal event. This runs on the event loop, so neither the many small deltas nor a huge event may cost it much.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, chat, messages, responses
-from gym_ray.dialects.sse import Event, EventScanner, parse_payload
+import orjson
 
-__all__ = ["COMPLETE", "ERROR", "INCOMPLETE", "TerminalScanner", "is_error_payload"]
+from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, chat, messages, responses
+from gym_ray.dialects.sse import BOM, ESCAPED, Event, blank_lines, cut_events, parse_payload
+
+__all__ = ["COMPLETE", "ERROR", "INCOMPLETE", "TerminalScanner", "classify", "is_error_payload"]
 
 COMPLETE = "complete"
 INCOMPLETE = "incomplete"
@@ -26,26 +29,36 @@ _TERMINALS = {
 
 # A stream that shows none of these bytes has no terminal event: every way to say it holds one of them. An escape could
 # spell a name in another way, hence the last one. So the many small deltas, and the rare huge one, are never parsed.
-_HINTS = {dialect: (b"[DONE]", *(name.encode() for name in names), b"\\u") for dialect, names in _TERMINALS.items()}
+_HINTS = {dialect: (*(name.encode() for name in names), ESCAPED) for dialect, names in _TERMINALS.items()}
+_HINTS[CHAT] += (b"[DONE]",)
 _LONGEST_HINT = max(len(hint) for hints in _HINTS.values() for hint in hints)
+
+_LARGE = 1 << 20
+"""From this size on an event is believed by its name, or by the type it begins with, without being parsed."""
+
+_TYPE_AT_START = re.compile(rb'\s*\{\s*(?:"sequence_number"\s*:\s*\d+\s*,\s*)?"type"\s*:\s*"([\w.]+)"\s*,')
 
 
 class TerminalScanner:
-    """Finds the first terminal event of a stream.
+    """Finds the first terminal event of a stream, in time linear in the bytes, however they are cut.
+
+    What has no end yet is kept as the very chunks it came in: where these are kept elsewhere too, an open stream is not
+    held in memory twice.
 
     Attributes:
         terminal: ``complete``, ``incomplete`` or ``error`` once the terminal event has come, else None.
     """
 
-    __slots__ = ("_dialect", "_fed", "_hinted", "_scanner", "_tail", "terminal")
+    __slots__ = ("_dialect", "_hinted", "_hints", "_open", "_started", "_tail", "terminal")
 
     def __init__(self, dialect: str) -> None:
         self.terminal: str | None = None
         self._dialect = dialect
-        self._scanner = EventScanner()
-        self._fed = 0
-        self._tail = b""  # end of the stream so far: a hint may be cut in two
-        self._hinted = False  # the open event may hold a hint
+        self._hints = _HINTS[dialect]
+        self._open: list[bytes] = []  # the bytes of the open event
+        self._tail = b""  # the last of them: a hint or a blank line may be cut in two
+        self._hinted = False  # the open event may be terminal
+        self._started = False  # an event has ended
 
     def feed(self, chunk: bytes) -> str | None:
         """Take the next bytes of the stream and return :attr:`terminal` as it stands after them.
@@ -54,42 +67,65 @@ class TerminalScanner:
         """
         if self.terminal is not None or not chunk:
             return self.terminal
-        tail, self._tail = self._tail, (self._tail + chunk[-_LONGEST_HINT:])[-_LONGEST_HINT:]
-        found = self._hint_in(chunk) or self._hint_in(tail + chunk[:_LONGEST_HINT])
-        events = self._scanner.feed(chunk)
-        if events and (found or self._hinted):
-            # The first event may have begun long ago; if only what follows it holds a hint, it is left alone.
-            plain_first = not self._hinted and not self._hint_in(tail + chunk[: events[0].end - self._fed])
-            kinds = (classify(self._dialect, event) for event in events[plain_first:])
-            self.terminal = next(filter(None, kinds), None)
-        self._hinted = found or (self._hinted and not events)
-        self._fed += len(chunk)
+        first, last = blank_lines(self._tail[-1:], chunk)
+        found = self._hint_in(self._tail + chunk)
+        if not last:
+            self._open.append(chunk)
+            self._hinted = self._hinted or found
+            self._tail = (self._tail + chunk[-_LONGEST_HINT:])[-_LONGEST_HINT:]
+            return None
+        if found or self._hinted:
+            self.terminal = self._first_terminal(self._ended(chunk, first, last))
+        rest = chunk[last:]
+        self._open, self._tail = [rest], rest[-_LONGEST_HINT:]
+        self._hinted = found and self._hint_in(rest)
+        self._started = True
         return self.terminal
 
+    def _ended(self, chunk: bytes, first: int, last: int) -> bytes:
+        """Return the events that end in a chunk; the first may be huge, and is left out if it cannot be terminal."""
+        if not self._hinted and not self._hint_in(self._tail + chunk[:first]):
+            return chunk[first - 1 : last]
+        text = b"".join([*self._open, chunk[:last]])
+        return text if self._started else text.removeprefix(BOM)
+
+    def _first_terminal(self, text: bytes) -> str | None:
+        for field, data in cut_events(text):
+            if (self._hint_in(field) or self._hint_in(data)) and (found := classify(self._dialect, Event(field, data))):
+                return found
+        return None
+
     def _hint_in(self, text: bytes) -> bool:
-        return any(hint in text for hint in _HINTS[self._dialect])
+        for hint in self._hints:  # noqa: SIM110 - a generator would cost more than the searches do
+            if hint in text:
+                return True
+        return False
 
 
 def classify(dialect: str, event: Event) -> str | None:
     """Return what an event means for its stream: a terminal class, or None for an event in the middle (A81, A82)."""
-    names = _TERMINALS[dialect]
+    names, data = _TERMINALS[dialect], event.data
     if event.name in names:
         return names[event.name]
-    data = event.data
-    if not data:
-        return None
     if dialect == CHAT and event.done:
         return COMPLETE
-    if not any(hint in data for hint in _HINTS[dialect]):
-        return None  # it came with an event that has one
+    if dialect != CHAT and len(data) >= _LARGE and (kind := _TYPE_AT_START.match(data)):
+        return names.get(kind[1].decode())
     try:
-        payload = parse_payload(data)
+        payload = _parse(data)
     except ValueError:
         return None  # not JSON: an ordinary event that the view leaves out
     kind = payload.get("type") if isinstance(payload, dict) else None
     if isinstance(kind, str) and kind:
         return names.get(kind) or (ERROR if dialect == CHAT and is_error_payload(payload) else None)
     return ERROR if is_error_payload(payload) else None
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)  # numbers are not looked at, so exactness may be skipped
+    except orjson.JSONDecodeError:
+        return parse_payload(data)
 
 
 def is_error_payload(payload: Any) -> bool:

@@ -3,15 +3,15 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES
+from gym_ray.dialects import CHAT, DIALECT_BY_PATH, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
-from gym_ray.dialects.sse import Event, EventScanner, parse_objects
+from gym_ray.dialects.sse import Event, EventScanner, blank_lines, cut_events, parse_objects
 from gym_ray.dialects.terminal import TerminalScanner, classify
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -30,20 +30,28 @@ def recorded_streams(*, of_dialects_only: bool = False) -> list[Any]:
     return found
 
 
-class Seen(NamedTuple):
-    name: str
-    data: bytes
-    end: int
-
-
-def seen(events: list[Event]) -> list[Seen]:
-    return [Seen(event.name, event.data, event.end) for event in events]
-
-
-def events_of(chunks: list[bytes]) -> list[Seen]:
+def events_of(chunks: list[bytes]) -> list[tuple[str, bytes]]:
     scanner = EventScanner()
     events = [event for chunk in chunks for event in scanner.feed(chunk)]
-    return seen([*events, *scanner.close()])
+    return [(event.name, event.data) for event in [*events, *scanner.close()]]
+
+
+def events_line_by_line(body: bytes, *, last_needs_its_blank_line: bool = False) -> list[tuple[str, bytes]]:
+    """The grammar written down as plainly as it can be: one line after the other."""
+    lines = body.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    found: list[tuple[str, bytes]] = []
+    name: bytes | None = None
+    data: list[bytes] | None = None
+    for number, line in enumerate([*lines, b""], 1):
+        at_end = number > len(lines) - 1  # what stands behind the last line end is no line
+        if not line and (name is not None or data is not None) and not (at_end and last_needs_its_blank_line):
+            found.append(((name or b"").decode("utf-8", "replace").strip(), b"\n".join(data or [])))
+            name, data = None, None
+        elif line.startswith(b"data:"):
+            data = [*(data or []), line[5:].removeprefix(b" ")]
+        elif line.startswith(b"event:"):
+            name = line[6:]
+    return found
 
 
 def cut(body: bytes, at: list[int]) -> list[bytes]:
@@ -62,14 +70,15 @@ def terminal_of(dialect: str, chunks: list[bytes]) -> str | None:
 def test_recorded_streams_do_not_depend_on_one_cut(dialect: str, body: bytes) -> None:
     whole = events_of([body])
     assert len(whole) > 2
-    assert b"".join(event.data for event in whole)
+    assert b"".join(data for _, data in whole)
+    assert whole == events_line_by_line(body)
     for at in range(len(body) + 1):
         assert events_of(cut(body, [at])) == whole
 
 
 @pytest.mark.parametrize(("dialect", "body"), recorded_streams(of_dialects_only=True))
 def test_recorded_terminal_event_is_found_with_its_last_byte(dialect: str, body: bytes) -> None:
-    end = events_of([body])[-1].end
+    end = len(body.rstrip(b"\n")) + 2
     for at in range(end - 40, len(body) + 1):
         scanner = TerminalScanner(dialect)
         assert scanner.feed(body[:at]) == ("complete" if at >= end else None)
@@ -80,9 +89,8 @@ def test_recorded_terminal_event_is_found_with_its_last_byte(dialect: str, body:
 @pytest.mark.parametrize("ending", [b"\r\n", b"\r"])
 def test_line_ends_make_no_difference(dialect: str, body: bytes, ending: bytes) -> None:
     other = body.replace(b"\n", ending)
-    plain = [(event.name, event.data) for event in events_of([body])]
-    assert [(event.name, event.data) for event in events_of([other])] == plain
     whole = events_of([other])
+    assert whole == events_of([body])
     for at in range(0, len(other) + 1, 7):
         assert events_of(cut(other, [at])) == whole
     assert events_of([other[i : i + 1] for i in range(len(other))]) == whole
@@ -104,9 +112,10 @@ def test_line_ends_make_no_difference(dialect: str, body: bytes, ending: bytes) 
 def test_any_bytes_cut_anywhere_give_the_same_events(raw: list[bytes], data: st.DataObject) -> None:
     body = b"".join(raw)
     at = data.draw(st.lists(st.integers(0, len(body)), max_size=8))
-    assert events_of(cut(body, at)) == events_of([body])
+    assert events_of(cut(body, at)) == events_of([body]) == events_line_by_line(body)
+    ended = events_line_by_line(body, last_needs_its_blank_line=True)
     for dialect in DIALECT_BY_PATH.values():
-        one_by_one = (classify(dialect, event) for event in EventScanner().feed(body))
+        one_by_one = (classify(dialect, Event(name.encode(), data)) for name, data in ended)
         expected = next((kind for kind in one_by_one if kind is not None), None)
         assert terminal_of(dialect, [body]) == expected
         assert terminal_of(dialect, cut(body, at)) == expected
@@ -123,28 +132,39 @@ def test_recorded_streams_in_random_pieces(data: st.DataObject, index: int) -> N
 
 
 @pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"])
-def test_end_is_just_behind_the_blank_line(blank: bytes) -> None:
-    first, second = events_of([b"data: 1" + blank + b"data: 2" + blank])
-    assert (b"data: 1" + blank)[: first.end].rstrip(b"\r\n") == b"data: 1"
-    assert EventScanner().feed(b"data: 1" + blank[: first.end - 7])[0].data == b"1"
-    assert second.end - first.end == len(b"data: 2" + blank)
+def test_an_event_ends_with_the_first_byte_that_makes_a_blank_line(blank: bytes) -> None:
+    line = b"data: 1"
+    text = line + blank + line + blank
+    first, last = blank_lines(b"", text)
+    assert first == next(n for n in range(len(text)) if EventScanner().feed(text[:n]))
+    assert last - first == len(line + blank)
+    for at in range(1, len(text)):
+        ends = [blank_lines(text[at - 1 : at], text[at:]), blank_lines(b"", text[:at])]
+        assert {at + end for end in ends[0] if end} | {end for end in ends[1] if end} >= {last}
 
 
 def test_mark_of_byte_order_counts_only_at_the_start() -> None:
     bom = b"\xef\xbb\xbf"
-    assert [e.data for e in events_of([bom[:1], bom[1:] + b"data: 1\n\n" + bom + b"data: 2\n\n"])] == [b"1"]
-    assert events_of([bom + b"\ndata: 1\n\n"])[0].data == b"1"
+    assert events_of([bom[:1], bom[1:] + b"data: 1\n\n" + bom + b"data: 2\n\n"]) == [("", b"1")]
+    assert events_of([bom + b"\ndata: 1\n\n"]) == [("", b"1")]
+    assert terminal_of(CHAT, [bom[:2], bom[2:] + b"data: [DONE]\n\n"]) == "complete"
+    for before in (b"data: {}\n\n", b"\n\n", b"data: [DONE\n\n"):
+        assert terminal_of(CHAT, [before + bom + b"data: [DONE]\n\n"]) is None
+    ended = bom + b'data: {"type":"response.completed","response":{"id":"r","output":[1]}}\n\n'
+    assert reassemble(RESPONSES, ended) == {"id": "r", "output": [1]}
+    assert reassemble(RESPONSES, b"data: {}\n\n" + ended) is None
 
 
 def test_other_line_boundaries_are_ordinary_characters() -> None:
     text = "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg"
-    (event,) = events_of([f"data: {text}\n\n".encode()])
-    assert event.data.decode() == text
+    ((_, data),) = events_of([f"data: {text}\n\n".encode()])
+    assert data.decode() == text
 
 
 def test_lines_of_one_event_are_joined_and_the_rest_ignored() -> None:
-    (event,) = events_of([b"\n\nid: 3\nretry: 900\nfoo: bar\n: c\nevent: a\nevent:  b \ndata:1\ndata:  2\ndata\n\n"])
-    assert (event.name, event.data) == ("b", b"1\n 2")
+    text = b"\n\nid: 3\nretry: 900\nfoo: bar\n: c\nevent: a\nevent:  b \ndata:1\ndata:  2\ndata\n\n"
+    assert events_of([text]) == [("b", b"1\n 2")]
+    assert list(cut_events(text)) == [(b"  b ", b"1\n 2")]
 
 
 def test_last_event_without_blank_line_comes_with_the_close() -> None:
@@ -166,22 +186,19 @@ def test_payloads_that_fast_parsers_lose() -> None:
 
 
 @pytest.mark.parametrize("piece", [4096, 16384, 65536])
-def test_one_huge_event_is_gone_through_once(piece: int) -> None:
+def test_one_huge_event_is_read_piece_by_piece(piece: int) -> None:
     body = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"a" * 2**24 + b'"}}]}\n\ndata: [DONE]\n\n'
-    scanner = EventScanner()
-    events = []
-    for start in range(0, len(body), piece):
-        events += scanner.feed(body[start : start + piece])
-        if not events:  # nothing but the new piece was touched, however much is pending
-            assert scanner.bytes_examined == min(start + piece, len(body))
-    assert [event.done for event in events] == [False, True]
-    assert len(events[0].data) > 2**24
-    assert scanner.bytes_examined <= len(body) + 2 * piece  # lines cut at the border of a piece are put together
-
-
-def test_pending_pieces_are_not_copied() -> None:
-    scanner = TerminalScanner(MESSAGES)
-    chunks = [bytes(4096) for _ in range(64)]
-    for chunk in chunks:
-        scanner.feed(chunk)
-    assert all(kept is chunk for kept, chunk in zip(scanner._scanner._partial, chunks, strict=True))
+    chunks = [body[start : start + piece] for start in range(0, len(body), piece)]
+    scanner, terminal = EventScanner(), TerminalScanner(CHAT)
+    for chunk in chunks[:-1]:  # of what is pending, a feed sees only these few last bytes
+        assert scanner.feed(chunk) == []
+        assert len(scanner._before) == 1
+        assert terminal.feed(chunk) is None
+        assert len(terminal._tail) < 32
+    for kept in (scanner._open, terminal._open):  # and keeps the very chunks
+        assert all(mine is chunk for mine, chunk in zip(kept, chunks[:-1], strict=True))
+    huge, done = [*scanner.feed(chunks[-1]), *scanner.close()]
+    assert (huge.done, done.done) == (False, True)
+    assert len(huge.data) > 2**24
+    assert terminal.feed(chunks[-1]) == "complete"
+    assert terminal._open == [b""]
