@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from gym_ray import exact_json
 from gym_ray.dialects.reassembly import reassemble
+from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.verdict import (
     CONTEXT_LENGTH_EXCEEDED,
     category_from_exception,
@@ -23,13 +24,19 @@ from gym_ray.model_call_capture.verdict import (
 __all__ = [
     "Exchange",
     "ExecutionFacts",
+    "PublishedUsage",
     "build_exchange_record",
     "encode_exchange",
+    "encode_with_record",
     "publish_execution_facts",
+    "publish_usage",
     "read_execution_facts",
+    "read_published_usage",
 ]
 
 _FACTS_KEY = "gym_ray.execution_facts"
+_USAGE_KEY = "gym_ray.usage"
+_TOO_LARGE = 413
 _DEEPEST_LEVELS = 254
 """Levels of a record. A deeper body is kept as text, because every reader of the record must be able to follow it."""
 
@@ -63,6 +70,33 @@ def read_execution_facts(state: Mapping[str, Any]) -> ExecutionFacts | None:
     return facts if isinstance(facts, ExecutionFacts) else None
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedUsage:
+    """What a handler knows about the tokens of its answer; ``usage`` is None when it knows that nobody counted them."""
+
+    usage: dict[str, Any] | None
+
+
+def publish_usage(scope: MutableMapping[str, Any], usage: Mapping[str, Any] | None) -> None:
+    """Leave the usage of the complete answer where the capture of the same request finds it (W13).
+
+    For handlers that know more than the client is told: a stream without ``include_usage``, a conversion that must
+    write 0 for unknown. Accounting takes it instead of the answer's own usage. The last call wins. Harmless when
+    nothing is captured.
+
+    Args:
+        scope: The ASGI scope of the request.
+        usage: A usage block of any dialect, copied one level deep; None says that the tokens are unknown.
+    """
+    scope.setdefault("state", {})[_USAGE_KEY] = PublishedUsage(None if usage is None else dict(usage))
+
+
+def read_published_usage(state: Mapping[str, Any]) -> PublishedUsage | None:
+    """Return what the handler published for this request, or None."""
+    published = state.get(_USAGE_KEY)
+    return published if isinstance(published, PublishedUsage) else None
+
+
 @dataclass(slots=True)
 class Exchange:
     """One HTTP request on an observed path and its answer; filled by the middleware, read by a commit thread.
@@ -76,6 +110,7 @@ class Exchange:
         complete: The handler sent the whole answer.
         disconnected: The handler was told that the client has gone.
         error: What the handler raised.
+        usage: What the handler published about its tokens, None when it published nothing.
     """
 
     call_id: str
@@ -94,17 +129,33 @@ class Exchange:
     disconnected: bool = False
     error: BaseException | None = None
     facts: ExecutionFacts | None = None
+    usage: PublishedUsage | None = None
     request: list[bytes] = field(default_factory=list)
     response: list[bytes] = field(default_factory=list)
 
 
-def encode_exchange(exchange: Exchange) -> bytes:
-    """Return the raw record as a line: compact JSON and a line feed (A66); a body of any depth has one (A58)."""
+def encode_exchange(exchange: Exchange, redactor: Redactor | None = None) -> bytes:
+    """Return the raw record as a line: compact JSON and a line feed (A66); a body of any depth has one (A58).
+
+    Args:
+        exchange: What was seen.
+        redactor: Takes secrets out; None leaves every byte as it came.
+    """
+    return encode_with_record(exchange, redactor)[0]
+
+
+def encode_with_record(exchange: Exchange, redactor: Redactor | None = None) -> tuple[bytes, dict[str, Any]]:
+    """Return what :func:`encode_exchange` does, and the record that the line holds."""
     try:
-        line = exact_json.dumps(build_exchange_record(exchange), deepest_levels=_DEEPEST_LEVELS)
+        record = build_exchange_record(exchange)
+        line = exact_json.dumps(record, deepest_levels=_DEEPEST_LEVELS)
     except ValueError:
-        line = exact_json.dumps(build_exchange_record(exchange, deepest_body_levels=_DEEPEST_LEVELS - 1))
-    return line + b"\n"
+        record = build_exchange_record(exchange, deepest_body_levels=_DEEPEST_LEVELS - 1)
+        line = exact_json.dumps(record)
+    if redactor is not None and redactor.concerns(line):
+        record = redactor.redact(record)
+        line = exact_json.dumps(record)
+    return line + b"\n", record
 
 
 def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None = None) -> dict[str, Any]:
@@ -143,20 +194,30 @@ def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None
         "request": request,
         "response": response,
     }
+    record |= _published(exchange, deepest_body_levels)
+    if request is None and request_body and status != _TOO_LARGE:  # the part that was read of it is no evidence
+        record["request_raw"] = request_body.decode("utf-8", "replace")
+    if response_body and (exchange.is_sse or response is None):
+        record["response_raw"] = response_body.decode("utf-8", "replace")
+    return record
+
+
+def _published(exchange: Exchange, deepest_levels: int | None) -> dict[str, Any]:
+    """Return what is in a record only when the client or the handler said it (A46, A52, W13)."""
+    said: dict[str, Any] = {}
     if exchange.client_session_id is not None:
-        record["client_session_id"] = exchange.client_session_id
+        said["client_session_id"] = exchange.client_session_id
+    facts, usage = exchange.facts, exchange.usage
     if facts is not None:
-        record |= {
+        said |= {
             "upstream_attempted": facts.upstream_attempted,
             "response_source": facts.response_source,
             "upstream_status_code": facts.upstream_status_code,
             "local_response_reason": facts.local_response_reason,
         }
-    if request is None and request_body:
-        record["request_raw"] = request_body.decode("utf-8", "replace")
-    if response_body and (exchange.is_sse or response is None):
-        record["response_raw"] = response_body.decode("utf-8", "replace")
-    return record
+    if usage is not None and not (deepest_levels and exact_json.nests_deeper(usage.usage, deepest_levels)):
+        said["usage"] = usage.usage
+    return said
 
 
 def _model_ref(server_name: str | None) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.model_call_capture.acks import LoopAcks
-from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts
+from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts, read_published_usage
 from gym_ray.model_call_capture.writer import CaptureWriter
 
 __all__ = ["CaptureMiddleware"]
@@ -142,6 +142,7 @@ class _Recording:
         exchange.completed_at = time.time()
         exchange.latency_ms = self._elapsed_ms()
         exchange.facts = read_execution_facts(self._state)
+        exchange.usage = read_published_usage(self._state)
 
     def _elapsed_ms(self) -> float:
         return round((time.perf_counter() - self._begun_at) * 1000, 2)

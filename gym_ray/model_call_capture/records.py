@@ -131,7 +131,8 @@ def build_record(exchange: dict[str, Any], call_index: int) -> ModelCallRecord:
     get = exchange.get
     request, response = _object(get("request")), _object(get("response"))
     answer = response or {}
-    counts = token_counts(answer.get("usage"))
+    # What the handler knew goes before what it told its client; null there says that nobody counted (W13).
+    counts = token_counts(exchange["usage"] if "usage" in exchange else answer.get("usage"))
     # One literal dict: this runs for every line of every capture file that is read.
     return ModelCallRecord.model_validate(
         {

@@ -23,13 +23,16 @@ from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.call_index import CallIndex
-from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.exchange import Exchange, encode_with_record
 from gym_ray.model_call_capture.marks import IncompleteMarks
 from gym_ray.model_call_capture.open_log import OpenLog, log_name
 from gym_ray.model_call_capture.probe import check_directory
 from gym_ray.model_call_capture.recovery import adopt_dead_logs
+from gym_ray.model_call_capture.redaction import Redactor
+from gym_ray.model_call_capture.refusals import RefusalLog
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name
+from gym_ray.model_call_capture.telemetry import CallOutcome, CaptureCounts, CaptureTelemetry, outcome_of
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
@@ -40,39 +43,25 @@ __all__ = ["CaptureCounts", "CaptureWriter"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class CaptureCounts:
-    """What a writer did since it started.
-
-    Attributes:
-        recorded: Exchanges made durable.
-        failed: Exchanges that could not be made durable.
-        timed_out: Answers released because their record took longer than ``capture_timeout_s``.
-        refused: Calls served but not captured, because their id cannot be a file name.
-        withdrawn: Exchanges that ended after their rollout began anew, and were therefore not recorded.
-    """
-
-    recorded: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    refused: int = 0
-    withdrawn: int = 0
-
-
 class _Ticket:
     """One exchange on its way to its file; the commit threads' side of a waiting answer."""
 
-    __slots__ = ("acks", "error", "exchange", "file_name", "index", "length", "offset")
+    __slots__ = ("acks", "error", "exchange", "file_name", "index", "length", "offset", "outcome", "redactor")
 
-    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex) -> None:
-        self.exchange, self.acks, self.index = exchange, acks, index
+    def __init__(
+        self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex, redactor: Redactor | None
+    ) -> None:
+        self.exchange, self.acks, self.index, self.redactor = exchange, acks, index, redactor
+        self.outcome: CallOutcome | None = None
         self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
         self.error: Exception | None = None
         self.offset: int | None = None
         self.length = 0
 
     def encode(self) -> bytes:
-        return encode_exchange(self.exchange)
+        line, record = encode_with_record(self.exchange, self.redactor)
+        self.outcome = outcome_of(record)
+        return line
 
     def wanted(self) -> bool:
         return not self.index.is_withdrawn(self.exchange.call_id)
@@ -107,9 +96,11 @@ class CaptureWriter:
         threads: Files synced at the same time.
         max_handles: Capture files kept open.
         calls: The seam to the operating system.
+        redactor: Takes secrets out of every record before it is written; None writes what was seen.
 
     Attributes:
         counts: What it did so far.
+        telemetry: The same in detail since the last drain, for whoever watches.
     """
 
     def __init__(
@@ -123,7 +114,9 @@ class CaptureWriter:
         threads: int = 16,
         max_handles: int = 256,
         calls: FileCalls | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
+        self._redactor, self.telemetry, self._refusals = redactor, CaptureTelemetry(), RefusalLog(_log)
         self._calls = calls or file_calls_for(root)
         self.store = CaptureStore(root, calls=self._calls)
         self.server_name, self.url, self.run_token = server_name, url, run_token
@@ -206,7 +199,7 @@ class CaptureWriter:
         The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
         """
         running = self._require_running()
-        ticket = _Ticket(exchange, self._loop_acks(), self._index)
+        ticket = _Ticket(exchange, self._loop_acks(), self._index, self._redactor)
         future = ticket.acks.expect(ticket)
         try:
             running.commits.submit(ticket)
@@ -267,6 +260,7 @@ class CaptureWriter:
         if running is None or self._closing:
             return
         self._closing = True
+        self._refusals.close()
         deadline = time.monotonic() + timeout_s
         finished = running.commits.close(timeout_s)
         for call_id, rollout_id in self._index.open_calls().items():
@@ -303,6 +297,8 @@ class CaptureWriter:
         else:
             for acks in {ticket.acks for ticket in tickets}:
                 acks.deliver([ticket for ticket in tickets if ticket.acks is acks])
+        calls = [(ticket.outcome, ticket.length) for ticket in tickets]
+        self.telemetry.record(calls, failed=len(failed), withdrawn=withdrawn)
         self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
         if self._quiesce_waiters:
             for loop, changed in list(self._quiesce_waiters):
@@ -341,6 +337,7 @@ class CaptureWriter:
         exchange = ticket.exchange
         with self._lock:
             self.counts.timed_out += 1
+        self.telemetry.count(timed_out=1)
         _log.error(
             "%s: call %s took longer than %.3g s to record; its answer is released and the rollout marked incomplete",
             self.store.root / ticket.file_name,
@@ -373,7 +370,8 @@ class CaptureWriter:
     def _refuse(self, reason: str) -> None:
         with self._lock:
             self.counts.refused += 1
-        _log.warning("a model call is served but not captured: %s", reason)
+        self.telemetry.count(refused=1)
+        self._refusals.say(reason)
 
     def _refuse_late(self, rollout_id: str) -> None:
         self._refuse(f"{self.store.root}: the capture writer is not running")

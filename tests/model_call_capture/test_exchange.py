@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gym_ray import exact_json
-from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.exchange import Exchange, PublishedUsage, encode_exchange
 from gym_ray.model_call_capture.lines import parse_lines
 
 DEPTHS = [*range(245, 262), 300, 480, 500, 600, 990, 1019, 1020, 1021, 1022, 1023, 1024, 1025, 3000, 20_000, 200_000]
@@ -59,3 +59,28 @@ def test_what_is_too_deep_is_no_answer() -> None:
     (((_, record),), _) = parse_lines(line)
     assert record["response"] is None
     assert record["error_category"] == "capture_parse_error"
+
+
+def test_usage_too_deep_for_readers_is_left_out_and_not_called_unknown() -> None:
+    exchange = exchange_of(b"{}", b'{"choices":[{}]}')
+    exchange.usage = PublishedUsage(json.loads(nested(300)))
+    (((_, record),), _) = parse_lines(encode_exchange(exchange))
+    assert "usage" not in record
+    assert record["response"] == {"choices": [{}]}
+
+
+@pytest.mark.parametrize("request_body", [b'{"cut', b""])
+def test_what_was_read_of_a_request_that_is_too_large_is_not_kept(request_body: bytes) -> None:
+    exchange = exchange_of(request_body, b'{"error":{}}')
+    exchange.status = 413
+    (((_, record),), _) = parse_lines(encode_exchange(exchange))
+    assert record["request"] is None
+    assert "request_raw" not in record
+    assert (record["error_category"], record["response"]) == ("client_error", {"error": {}})
+
+
+def test_a_whole_request_that_the_engine_finds_too_large_is_kept() -> None:
+    exchange = exchange_of(b'{"a":1}', b'{"error":{}}')
+    exchange.status = 413
+    (((_, record),), _) = parse_lines(encode_exchange(exchange))
+    assert record["request"] == {"a": 1}

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from gym_ray.correlation import current_rollout_id
-from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts
+from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts, publish_usage
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls
@@ -135,6 +135,19 @@ async def test_all_optional_fields_come_in_order(writer: CaptureWriter) -> None:
     assert record["error_category"] == "context_length_exceeded"
     assert (record["request"], record["request_raw"]) == (None, "[2]")
     assert (record["response"], record["response_raw"]) == (None, "[1]")
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 7}, None])
+async def test_usage_that_the_handler_knows_is_recorded(writer: CaptureWriter, usage: dict[str, Any] | None) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        publish_usage(scope, {"prompt_tokens": 1})
+        publish_usage(scope, usage)
+        await answering(DELTA, b"data: [DONE]\n\n", headers=SSE_TYPE)(scope, receive, send)
+
+    await Client().call(app, writer)
+    (record,) = records(writer)
+    assert list(record) == [*CONTRACT_ORDER, "usage", "response_raw"]
+    assert record["usage"] == usage
 
 
 async def test_json_is_sent_after_write_and_sync(tmp_path: Path) -> None:

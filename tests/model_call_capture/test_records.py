@@ -46,6 +46,26 @@ def test_payloads_can_be_left_out() -> None:
     assert everything["call_index"] == 3
 
 
+ZEROS = {"usage": {"input_tokens": 0, "output_tokens": 0}}
+
+
+@pytest.mark.parametrize(
+    ("members", "tokens"),
+    [
+        ({"response": ZEROS}, (0, 0, 0)),
+        ({"response": ZEROS, "usage": {"prompt_tokens": 5, "completion_tokens": 3}}, (5, 3, 8)),
+        ({"response": None, "usage": {"prompt_tokens": 5, "completion_tokens": 3}}, (5, 3, 8)),
+        ({"response": ZEROS, "usage": None}, (None, None, None)),
+        ({"response": ZEROS, "usage": "many"}, (None, None, None)),
+    ],
+)
+def test_what_the_handler_knew_of_usage_goes_before_what_it_told(
+    members: dict[str, Any], tokens: tuple[int | None, ...]
+) -> None:
+    record = build_record(exchange(**members), 0)
+    assert (record.tokens_in, record.tokens_out, record.tokens_total) == tokens
+
+
 @pytest.mark.parametrize(
     ("member", "value", "field"),
     [
