@@ -12,6 +12,11 @@ __all__ = ["Agent"]
 class Agent(Protocol):
     """Runs rows, many at once. Nothing of one rollout may be kept on the agent itself."""
 
+    @property
+    def stop_s(self) -> float:
+        """What ending a cancelled run may take beyond what every agent gets; 0 for most."""
+        ...
+
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         """Run one attempt and return its reply, which the caller owns.
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+
 from gym_ray.agents.base import Agent
 from gym_ray.agents.callable_agent import CallableAgent
 from gym_ray.agents.callable_loading import load_callable
+from gym_ray.agents.command_agent import CommandAgent
 from gym_ray.agents.context import ServerUrls
 from gym_ray.agents.http_agent import HttpAgent
 from gym_ray.agents.simple_agent import SimpleAgent
 from gym_ray.errors import SettingsError
-from gym_ray.settings import CallableAgentOptions, HttpAgentOptions, RunSettings, ServerSettings, SimpleAgentOptions
+from gym_ray.settings import (
+    CallableAgentOptions,
+    CommandAgentOptions,
+    HttpAgentOptions,
+    RunSettings,
+    ServerSettings,
+    SimpleAgentOptions,
+)
 
 __all__ = ["build_agent", "build_agents"]
 
@@ -47,8 +57,17 @@ def build_agent(server: ServerSettings) -> Agent:
         function = load_callable(options.callable, key=f"{_key(server)}.callable")
         resources = options.resources_server
         return CallableAgent(server.name, function, resources_server=resources.name if resources else None)
+    if isinstance(options, CommandAgentOptions):
+        return _command_agent(server, options)
     problem = f"{server.implementation!r} is not an agent"
-    raise SettingsError("settings", _key(server), problem, "use simple_agent, http_agent or callable_agent")
+    remedy = "use simple_agent, http_agent, callable_agent or command_agent"
+    raise SettingsError("settings", _key(server), problem, remedy)
+
+
+def _command_agent(server: ServerSettings, options: CommandAgentOptions) -> CommandAgent:
+    if sys.platform != "linux":  # nowhere else can everything that a program leaves behind be found
+        raise SettingsError("settings", _key(server), "commands run on Linux only", "use callable_agent here")
+    return CommandAgent(server.name, options)
 
 
 def _check_references(server: ServerSettings, urls: ServerUrls) -> None:

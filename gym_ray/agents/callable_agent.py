@@ -7,14 +7,13 @@ import contextvars
 import copy
 import dataclasses
 import inspect
-import math
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
 from gym_ray.agents.context import RunContext
 from gym_ray.agents.failures import AGENT_RUN_ERROR
+from gym_ray.agents.replies import checked_reward, message_response
 from gym_ray.agents.resources_session import ResourcesSession
 from gym_ray.errors import AgentError
 
@@ -45,6 +44,11 @@ class CallableAgent:
         self._max_threads = max_threads
         self._running_threads: set[threading.Thread] = set()
 
+    @property
+    def stop_s(self) -> float:
+        """Nothing but what every agent gets."""
+        return 0.0
+
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         """Run one attempt.
 
@@ -68,7 +72,7 @@ class CallableAgent:
         # The function gets a copy: what is verified is the row as it came, whatever the function does to its own.
         result = await self._call(copy.deepcopy(row), ctx)
         reply = self._as_reply(result, ctx.rollout_id)
-        reply["reward"] = self._checked_reward(reply.get("reward"))
+        reply["reward"] = checked_reward(self._name, reply.get("reward"))
         if session is not None and reply["reward"] is None:
             if not isinstance(reply.get("response"), dict):
                 problem = f"agent {self._name}: returned neither a response nor a reward, so there is nothing to verify"
@@ -121,7 +125,7 @@ class CallableAgent:
 
     def _as_reply(self, result: Any, rollout_id: str) -> dict[str, Any]:
         if isinstance(result, str):
-            return {"response": _message_response(result, rollout_id)}
+            return {"response": message_response(result, rollout_id)}
         plain = self._plain(result, "reply")
         if not isinstance(plain, dict):
             problem = f"agent {self._name}: returned a {type(result).__name__}; return a dict or a text"
@@ -129,7 +133,7 @@ class CallableAgent:
         if plain.get("object") == "response" and isinstance(plain.get("output"), list):
             return {"response": plain}
         if isinstance(plain.get("response"), str):
-            plain["response"] = _message_response(plain["response"], rollout_id)
+            plain["response"] = message_response(plain["response"], rollout_id)
         return plain
 
     def _plain(self, value: Any, path: str) -> Any:
@@ -144,34 +148,3 @@ class CallableAgent:
         if callable(dump):
             return self._plain(dump(mode="json"), path)
         raise AgentError(AGENT_RUN_ERROR, f"agent {self._name}: {path} is a {type(value).__name__}; return JSON values")
-
-    def _checked_reward(self, reward: Any) -> float | int | None:
-        if reward is None:
-            return None
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            problem = f"agent {self._name}: reward is {reward!r}; it must be a finite number or null"
-            raise AgentError(AGENT_RUN_ERROR, problem)
-        return reward
-
-
-def _message_response(text: str, rollout_id: str) -> dict[str, Any]:
-    """Return a Responses-shaped object around a text; its id is the attempt's, so it can be no model call's."""
-    message = {
-        "id": f"msg_agent_{rollout_id}",
-        "type": "message",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": text, "annotations": []}],
-    }
-    return {
-        "id": f"resp_agent_{rollout_id}",
-        "object": "response",
-        "created_at": time.time(),
-        "status": "completed",
-        "model": None,
-        "output": [message],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": None,
-    }

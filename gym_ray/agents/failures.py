@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 
 import httpx
 
+from gym_ray.agents.hiding import hide_in_text
 from gym_ray.errors import AgentError
 from gym_ray.evidence.run_result import RunFailure
 
@@ -32,43 +34,50 @@ def model_call_class(status: int | None) -> str:
     return AGENT_RUN_ERROR
 
 
-def failure_from(error: BaseException) -> RunFailure:
+def failure_from(error: BaseException, secrets: Sequence[str | None] = ()) -> RunFailure:
     """Return the failure that ``error`` stands for.
 
     An :class:`AgentError` names its own class. In an agent's own code the errors of HTTP clients and of the model SDKs
     are told apart by the status they carry, or by the broken transport behind them. An error whose own code fails when
     it is looked at is a failure like any other.
+
+    Args:
+        error: What was raised.
+        secrets: Texts that must not be in the failure, whatever the error says.
     """
     try:
-        return _classed(error)
+        return _classed(error, secrets)
     except BaseException as broken:  # noqa: BLE001 - an error's text and status may be foreign code, too
         message = f"the error cannot be read: looking at it raised {type(broken).__name__}"
         return RunFailure(AGENT_RUN_ERROR, type(error).__name__, message)
 
 
-def _classed(error: BaseException) -> RunFailure:
+def _classed(error: BaseException, secrets: Sequence[str | None]) -> RunFailure:
     if isinstance(error, AgentError):
-        return _failure(error, error.failure_class, error.status, error.body or None)
+        return _failure(error, secrets, error.failure_class, error.status, error.body or None)
     status, body = _status_and_body(error)
     if status is not None:
-        return _failure(error, model_call_class(status), status, body)
-    if _transport_broke(error):
-        return _failure(error, ENGINE_UNAVAILABLE, None, None)
-    return _failure(error, AGENT_RUN_ERROR, None, None)
+        return _failure(error, secrets, model_call_class(status), status, body)
+    failure_class = ENGINE_UNAVAILABLE if _transport_broke(error) else AGENT_RUN_ERROR
+    return _failure(error, secrets, failure_class, None, None)
 
 
-def _failure(error: BaseException, failure_class: str, status: int | None, body: str | None) -> RunFailure:
-    message = " ".join(str(error).split()) or type(error).__name__
+def _failure(
+    error: BaseException, secrets: Sequence[str | None], failure_class: str, status: int | None, body: str | None
+) -> RunFailure:
+    # Hidden before anything is cut, or half a secret would be left at the cut.
+    message = " ".join(hide_in_text(str(error), secrets).split()) or type(error).__name__
+    body = None if body is None else hide_in_text(body, secrets)
     if body is not None and len(body) > _MAX_BODY_CHARS:
         body = body[:_MAX_BODY_CHARS] + "…"
     place = (
-        None if isinstance(error, AgentError) else _traceback(error)
+        None if isinstance(error, AgentError) else _traceback(error, secrets)
     )  # ours name their cause; foreign code is searched
     return RunFailure(failure_class, type(error).__name__, message[:_MAX_MESSAGE_CHARS], status, body, place)
 
 
-def _traceback(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error, limit=-_MAX_FRAMES, chain=False))
+def _traceback(error: BaseException, secrets: Sequence[str | None]) -> str:
+    text = hide_in_text("".join(traceback.format_exception(error, limit=-_MAX_FRAMES, chain=False)), secrets)
     return text if len(text) <= _MAX_TRACEBACK_CHARS else "…" + text[-_MAX_TRACEBACK_CHARS:]
 
 

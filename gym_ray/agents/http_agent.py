@@ -25,6 +25,11 @@ class HttpAgent:
     def __init__(self, name: str, url: str) -> None:
         self._name, self._url = name, url.rstrip("/") + "/run"
 
+    @property
+    def stop_s(self) -> float:
+        """Nothing but what every agent gets."""
+        return 0.0
+
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         """Post the row and return the reply. ``Idempotency-Key`` holds the rollout id, so a duplicate can be refused.
 

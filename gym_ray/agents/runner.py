@@ -19,6 +19,7 @@ from gym_ray.agents.build import build_agents
 from gym_ray.agents.context import NO_API_KEY, RunContext, ServerUrls
 from gym_ray.agents.delivery import build_client
 from gym_ray.agents.failures import AGENT_RUN_ERROR, failure_from
+from gym_ray.agents.hiding import hide
 from gym_ray.correlation import current_rollout_id
 from gym_ray.errors import AgentError, AgentTimeoutError
 from gym_ray.evidence.run_result import RunResult
@@ -56,7 +57,7 @@ class AgentRunner:
         cancel_grace_s: float = _CANCEL_GRACE_S,
     ) -> None:
         self._agents: dict[str, Agent] = build_agents(settings, urls)
-        self._urls, self._api_key = urls, run_token or NO_API_KEY
+        self._urls, self._run_token = urls, run_token
         self._http, self._owns_http = (build_client(), True) if http is None else (http, False)
         self._connect_patience_s, self._cancel_grace_s = connect_patience_s, cancel_grace_s
         self._left_behind: set[asyncio.Task[Any]] = set()
@@ -82,11 +83,11 @@ class AgentRunner:
         reply: bytes | None = None
         failure = None
         try:
-            reply = await self._within(self._attempt(row, rollout_id, agent_name), rollout_id, timeout_s)
+            reply = hide(await self._within(row, rollout_id, agent_name, timeout_s), [self._run_token])
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to foreign code; all of it is recorded
-            failure = failure_from(error)
+            failure = failure_from(error, [self._run_token])
         return RunResult(reply, failure, (time.monotonic() - started) * 1000.0)
 
     async def aclose(self) -> None:
@@ -109,19 +110,23 @@ class AgentRunner:
         if parsed is None:
             raise AgentError(AGENT_RUN_ERROR, "the row is not a JSON object")
         current_rollout_id.set(rollout_id)
-        ctx = RunContext(rollout_id, self._http, self._api_key, self._urls, self._connect_patience_s)
+        api_key = self._run_token or NO_API_KEY
+        ctx = RunContext(rollout_id, self._http, api_key, self._urls, self._connect_patience_s)
         return exact_json.dumps(await agent.run(parsed, ctx))
 
-    async def _within(self, attempt: Any, rollout_id: str, timeout_s: float | None) -> bytes:
+    async def _within(self, row: bytes, rollout_id: str, agent_name: str, timeout_s: float | None) -> bytes:
         """Await the attempt in a task of its own, so that neither a hang nor ``sys.exit`` reaches the event loop."""
-        task: asyncio.Task[bytes | BaseException] = asyncio.create_task(_contained(attempt), name=f"agent {rollout_id}")
+        attempt = _contained(self._attempt(row, rollout_id, agent_name))
+        task: asyncio.Task[bytes | BaseException] = asyncio.create_task(attempt, name=f"agent {rollout_id}")
+        agent = self._agents.get(agent_name)
+        grace_s = self._cancel_grace_s + (agent.stop_s if agent is not None else 0.0)
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
         except asyncio.CancelledError:
-            await self._stop(task, rollout_id)
+            await self._stop(task, rollout_id, grace_s)
             raise
         if not done:
-            stopped = await self._stop(task, rollout_id)
+            stopped = await self._stop(task, rollout_id, grace_s)
             note = "" if stopped else "; it did not stop when cancelled and was left behind"
             raise AgentTimeoutError(f"the agent did not end within {timeout_s:g} s{note}")
         if task.cancelled():
@@ -131,9 +136,9 @@ class AgentRunner:
             raise outcome
         return outcome
 
-    async def _stop(self, task: asyncio.Task[Any], rollout_id: str) -> bool:
+    async def _stop(self, task: asyncio.Task[Any], rollout_id: str, grace_s: float) -> bool:
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=self._cancel_grace_s)
+        done, _ = await asyncio.wait({task}, timeout=grace_s)
         if done:
             return True
         _log.warning("the agent of rollout %s ignores being cancelled", rollout_id)

@@ -36,6 +36,11 @@ class SimpleAgent:
         self._max_steps = max_steps
         self._skip_verification, self._skipped_reward = skip_verification, skipped_reward
 
+    @property
+    def stop_s(self) -> float:
+        """Nothing but what every agent gets."""
+        return 0.0
+
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         """Run one attempt; the reply is the verifier's whole reply (D140).
 
