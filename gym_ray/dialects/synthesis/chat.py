@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gym_ray.dialects.failures import chat_error_frame
+from gym_ray.dialects.frames import DONE, event_frame
 from gym_ray.dialects.neutral import Finish, Generation, GenerationEvent, GenerationUsage, TextDelta, ToolCall
-from gym_ray.dialects.synthesis.writer import event_frame, fresh_id, model_of
+from gym_ray.dialects.synthesis.writer import fresh_id, model_of
 
 __all__ = ["ChatWriter"]
 
@@ -73,12 +75,11 @@ class ChatWriter:
         frames += self._chunk({}, _FINISH[generation.finish])
         if self._include_usage:
             frames += self._frame(choices=[], usage=_usage(generation.usage))
-        return frames + b"data: [DONE]\n\n"
+        return frames + DONE
 
     def fail(self, message: str, status: int) -> bytes:
         """Return one ``error`` event; no ``[DONE]`` follows (A139)."""
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return event_frame({"error": {"message": message, "type": kind, "code": status}}, "error")
+        return chat_error_frame(status, message)
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gym_ray import exact_json
+from gym_ray.dialects.failures import messages_error_frame
+from gym_ray.dialects.frames import typed_frame
 from gym_ray.dialects.neutral import Finish, Generation, GenerationEvent, GenerationUsage, ToolCall
-from gym_ray.dialects.synthesis.writer import event_frame, fresh_id, model_of
+from gym_ray.dialects.synthesis.writer import fresh_id, model_of
 
 __all__ = ["MessagesWriter"]
 
@@ -61,7 +63,7 @@ class MessagesWriter:
             "stop_sequence": None,
             "usage": usage,
         }
-        return _frame("message_start", message=message)
+        return typed_frame("message_start", message=message)
 
     def event(self, event: GenerationEvent) -> bytes:
         """Return the frames of a text delta or of one whole ``tool_use`` block."""
@@ -76,13 +78,12 @@ class MessagesWriter:
     def end(self, generation: Generation) -> bytes:
         """Return the end of an open block, ``message_delta`` and ``message_stop``."""
         delta = {"stop_reason": _FINISH[generation.finish], "stop_sequence": generation.stop_sequence}
-        frames = self._close_text() + _frame("message_delta", delta=delta, usage=_usage(generation.usage))
-        return frames + _frame("message_stop")
+        frames = self._close_text() + typed_frame("message_delta", delta=delta, usage=_usage(generation.usage))
+        return frames + typed_frame("message_stop")
 
     def fail(self, message: str, status: int) -> bytes:
         """Return one ``error`` event."""
-        kind = "api_error" if status >= 500 else "invalid_request_error"
-        return _frame("error", error={"type": kind, "message": message})
+        return messages_error_frame(status, message)
 
     def _call(self, call: ToolCall) -> bytes:
         frames = self._block_frame("content_block_start", content_block={**_call_block(call), "input": {}})
@@ -102,11 +103,7 @@ class MessagesWriter:
         return frame
 
     def _block_frame(self, kind: str, **members: Any) -> bytes:
-        return _frame(kind, index=self._index, **members)
-
-
-def _frame(kind: str, **members: Any) -> bytes:
-    return event_frame({"type": kind, **members}, kind)
+        return typed_frame(kind, index=self._index, **members)
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:

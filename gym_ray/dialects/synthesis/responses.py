@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gym_ray.dialects.failures import response_error
 from gym_ray.dialects.neutral import Finish, Generation, GenerationEvent, GenerationUsage, TextDelta, ToolCall
-from gym_ray.dialects.synthesis.writer import event_frame, fresh_id, model_of
+from gym_ray.dialects.response_frames import ResponseFrames
+from gym_ray.dialects.synthesis.writer import fresh_id, model_of
 
 __all__ = ["ResponsesWriter"]
 
@@ -37,7 +39,7 @@ class ResponsesWriter:
 
     def __init__(self, body: Mapping[str, Any], served_model: str) -> None:
         self._shell = _shell(body, served_model)
-        self._sequence = 0
+        self._frames = ResponseFrames()
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the message item whose text still flows
 
@@ -51,9 +53,7 @@ class ResponsesWriter:
     def begin(self, prompt_tokens: int) -> bytes:
         """Return ``response.created`` and ``response.in_progress``."""
         del prompt_tokens  # this dialect tells usage at the end only
-        return self._frame("response.created", response=self._shell) + self._frame(
-            "response.in_progress", response=self._shell
-        )
+        return b"".join(self._frames.begin(self._shell))
 
     def event(self, event: GenerationEvent) -> bytes:
         """Return the frames of a text delta or of one whole function call."""
@@ -66,20 +66,13 @@ class ResponsesWriter:
         frames = b"" if self._items or self._open is not None else self._open_message()
         frames += self._close_message(_item_status(generation))
         response = self._response(generation, self._items)
-        return frames + self._frame(f"response.{response['status']}", response=response)
+        return frames + self._frames.frame(f"response.{response['status']}", response=response)
 
     def fail(self, message: str, status: int) -> bytes:
         """Return ``response.failed`` with the message."""
-        del status  # the dialect has one code for every failure of a server
-        error = {"code": "server_error", "message": message}
-        return self._frame(
-            "response.failed", response={**self._shell, "status": "failed", "error": error, "output": self._items}
-        )
-
-    def _frame(self, kind: str, **members: Any) -> bytes:
-        payload = {"type": kind, "sequence_number": self._sequence, **members}
-        self._sequence += 1
-        return event_frame(payload, kind)
+        error = response_error(status, message)
+        failed = {**self._shell, "status": "failed", "error": error, "output": self._items}
+        return self._frames.frame("response.failed", response=failed)
 
     def _response(self, generation: Generation, items: list[dict[str, Any]]) -> dict[str, Any]:
         cut = generation.finish is Finish.LENGTH
@@ -98,40 +91,30 @@ class ResponsesWriter:
     def _open_message(self) -> bytes:
         self._open = _message_item("", "in_progress")
         shell = {**self._open, "content": []}
-        return self._frame("response.output_item.added", output_index=len(self._items), item=shell) + self._frame(
-            "response.content_part.added", **self._place(), part=_text_part("")
-        )
+        added = self._frames.item_added(len(self._items), shell)
+        return added + self._frames.part_added("content", self._place(), _text_part(""))
 
     def _text_delta(self, text: str) -> bytes:
         frames = b"" if self._open is not None else self._open_message()
         assert self._open is not None
-        self._open["content"][0]["text"] += text
-        return frames + self._frame("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+        part = self._open["content"][0]
+        part["text"] += text
+        return frames + self._frames.part_delta(self._place(), part, text)
 
     def _close_message(self, status: str) -> bytes:
         if self._open is None:
             return b""
-        part = self._open["content"][0]
-        frames = self._frame("response.output_text.done", **self._place(), text=part["text"], logprobs=[])
-        frames += self._frame("response.content_part.done", **self._place(), part=part)
+        frames = self._frames.part_done("content", self._place(), self._open["content"][0])
         item, self._open = {**self._open, "status": status}, None
-        return frames + self._item_done(item)
+        frames.append(self._frames.item_done(len(self._items), item))
+        self._items.append(item)
+        return b"".join(frames)
 
     def _call(self, call: ToolCall) -> bytes:
         item = _call_item(call)
-        place = {"item_id": item["id"], "output_index": len(self._items)}
-        shell = {**item, "arguments": "", "status": "in_progress"}
-        frames = self._frame("response.output_item.added", output_index=len(self._items), item=shell)
-        frames += self._frame("response.function_call_arguments.delta", **place, delta=call.arguments)
-        frames += self._frame(
-            "response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments
-        )
-        return frames + self._item_done(item)
-
-    def _item_done(self, item: dict[str, Any]) -> bytes:
-        frame = self._frame("response.output_item.done", output_index=len(self._items), item=item)
+        frames = self._frames.item(len(self._items), item)
         self._items.append(item)
-        return frame
+        return b"".join(frames)
 
 
 def _shell(body: Mapping[str, Any], served_model: str) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""What every dialect's writer does, and the frames it writes in."""
+"""What every dialect's writer does, and the names that its answers need."""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gym_ray.dialects.neutral import Generation, GenerationEvent
 
-__all__ = ["AnswerWriter", "event_frame", "fresh_id", "model_of"]
+__all__ = ["AnswerWriter", "fresh_id", "model_of"]
 
 
 class AnswerWriter(Protocol):
@@ -33,12 +32,6 @@ class AnswerWriter(Protocol):
 
     def fail(self, message: str, status: int) -> bytes:
         """Return the dialect's error event, which ends a stream that broke."""
-
-
-def event_frame(payload: Mapping[str, Any], name: str | None = None) -> bytes:
-    """Return one event: its name line when given, its data as ASCII JSON, a blank line (A134)."""
-    data = json.dumps(payload, separators=(",", ":")).encode("ascii")
-    return (f"event: {name}\n".encode("ascii") if name else b"") + b"data: " + data + b"\n\n"
 
 
 def fresh_id(prefix: str) -> str:
