@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 16  # a long list shows its unknown fields 512 elements at a time
 _MOST_FOUND = 100
+_MOST_DROPPED = 1000  # what loses more than this is no conversation any more
 _MOST_TOLD = 8
 _STREAM_FIELDS = frozenset({"stream", "stream_options"})
 _HOISTED_ROLES = frozenset({"system", "developer"})
@@ -35,7 +36,7 @@ def sanitised(schema: BodySchema, body: Mapping[str, Any], extensions: frozenset
     other way. A warning names each item, tool and provider field that went.
 
     Raises:
-        InvalidRequestError: Something else is wrong with it.
+        InvalidRequestError: Something else is wrong with it, or more than 1,000 items and tools would go.
     """
     known = schema.fields | extensions
     losses = _Losses(
@@ -124,6 +125,8 @@ class _Cleaner:
                 yield pruned
             elif self._drops:
                 self._losses.dropped.append(_said(here, wrong[0]))
+                if len(self._losses.dropped) > _MOST_DROPPED:
+                    raise invalid(placed(wrong, *here))
             elif len(self.found) < _MOST_FOUND:
                 self.found += placed(wrong, *here)
 

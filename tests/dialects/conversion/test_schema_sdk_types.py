@@ -63,18 +63,22 @@ def generated(hint: Any) -> st.SearchStrategy[Any]:
     if origin is typing.Union:
         return st.one_of([generated(option) for option in arguments_of(hint)])
     if origin in LISTS:
-        return st.lists(st.deferred(lambda: generated(arguments_of(hint)[0])), max_size=2)
+        return st.lists(later(arguments_of(hint)[0]), max_size=2)
     if origin is dict:
-        return st.dictionaries(TEXTS, st.deferred(lambda: generated(arguments_of(hint)[1])), max_size=2)
+        return st.dictionaries(TEXTS, later(arguments_of(hint)[1]), max_size=2)
     assert typing_extensions.is_typeddict(hint), f"a new sort of type in the SDK: {hint!r}"
     members = typing.get_type_hints(hint, include_extras=True)
-    strategies = {name: st.deferred(lambda of=of: generated(of)) for name, of in members.items()}
+    strategies = {name: later(of) for name, of in members.items()}
     # The class's own list of required keys is wrong where its annotations are strings, as the SDK's are.
     needed = {name: strategies[name] for name, of in members.items() if typing.get_origin(of) in REQUIRED}
     assert needed or not hint.__total__
     return st.fixed_dictionaries(
         needed, optional={name: strategy for name, strategy in strategies.items() if name not in needed}
     )
+
+
+def later(hint: Any) -> st.SearchStrategy[Any]:
+    return st.deferred(lambda: generated(hint))
 
 
 def kinds(union: Any) -> list[Any]:
@@ -113,7 +117,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("dialect", "name", "hint"), FIELDS)
 def test_every_field_of_a_body_passes(dialect: str, name: str, hint: Any) -> None:
-    base = {"input": "hi"} if dialect == RESPONSES else {"messages": []}
+    base: dict[str, Any] = {"input": "hi"} if dialect == RESPONSES else {"messages": []}
 
     @OPTIONS
     @given(generated(hint))
