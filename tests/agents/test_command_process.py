@@ -205,12 +205,11 @@ async def test_cancelling_before_the_command_has_begun_ends_it_too(tmp_path: Pat
 async def test_many_commands_run_at_the_same_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     count = 64
-    code = 'echo "$MINE" > "up-$MINE"; cat gate; echo "$MINE"'
+    code = 'exec 3<>gate; echo up > "up-$MINE"; read -r x <&3; echo "$MINE"'
     commands = [line(tmp_path, "sh", "-c", code, mark=f"{tmp_path.name}-{n}", MINE=str(n)) for n in range(count)]
     tasks = [asyncio.create_task(run(command)) for command in commands]
     await until(lambda: len(list(tmp_path.glob("up-*"))) == count)
-    with (tmp_path / "gate").open("w"):
-        pass
+    (tmp_path / "gate").write_bytes(b"\n" * count)  # one for each
     ends = await asyncio.gather(*tasks)
     assert [end.stdout.kept for end in ends] == [f"{n}\n".encode() for n in range(count)]
     assert {end.exit_code for end in ends} == {0}
