@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gym_ray.errors import CaptureError
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import make_directory, write_all
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory, write_all
 
 __all__ = [
     "DeadLog",
@@ -79,7 +79,7 @@ class OpenLog:
         self._open: dict[str, bytes] = {}
         self._end = 0
         try:
-            make_directory(self._calls, self.path.parent)
+            make_directory(self._calls, self.path.parent, OWNER_ONLY_DIRECTORY)
             self._fd, self._map = self._replace(b"")
         except OSError as error:
             raise CaptureError(f"{self.path}: cannot be created and locked: {error}") from error
@@ -148,7 +148,7 @@ class OpenLog:
         """Put a new, locked file in the log's place; at no moment does its name lead to a file without a lock."""
         size = max(self._max_bytes, 2 * len(content))
         temporary = str(self.path.with_name(f".{self.path.name}.new"))
-        fd = self._calls.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fd = self._calls.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, OWNER_ONLY)
         try:
             self._calls.lock_exclusive(fd, wait=True)
             self._calls.allocate(fd, size)  # a hole that the full disk cannot fill would kill the process
@@ -235,6 +235,7 @@ def _read_if_dead(path: Path, fd: int, calls: FileCalls) -> DeadLog | None:
     if not calls.lock_shared(fd, wait=False):  # shared, so that several readers find the same writer dead
         return None
     info = calls.fstat(fd)
+    keep_to_owner(calls, fd, info, str(path))
     try:
         current = calls.stat(str(path))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gym_ray.errors import CaptureError
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import make_directory, write_all
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory, write_all
 
 __all__ = ["check_directory"]
 
@@ -23,8 +23,8 @@ def check_directory(root: Path, calls: FileCalls) -> None:
         raise CaptureError(f"{root}: a capture directory must be an absolute path")
     path = str(root / f".probe-{secrets.token_hex(8)}")
     try:
-        make_directory(calls, root)
-        fd = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        make_directory(calls, root, OWNER_ONLY_DIRECTORY)
+        fd = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
     except OSError as error:
         raise CaptureError(f"{root}: the capture directory cannot be written: {error}") from error
     try:

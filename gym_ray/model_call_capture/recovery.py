@@ -17,7 +17,7 @@ from gym_ray.model_call_capture.open_log import list_logs, take_dead
 from gym_ray.model_call_capture.registry import WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import make_directory
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory
 
 __all__ = ["adopt_dead_logs", "clear_rollout", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
 
@@ -89,9 +89,10 @@ def _one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
     """
     path = root / ".gym-ray" / "adopt.lock"
     try:
-        make_directory(calls, path.parent)
-        fd = calls.open(str(path), os.O_RDWR | os.O_CREAT)
+        make_directory(calls, path.parent, OWNER_ONLY_DIRECTORY)
+        fd = calls.open(str(path), os.O_RDWR | os.O_CREAT, OWNER_ONLY)
         try:
+            keep_to_owner(calls, fd, calls.fstat(fd), str(path))
             calls.lock_exclusive(fd, wait=True)
             yield
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 from gym_ray import exact_json
 from gym_ray.errors import CaptureError, StorageError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import PosixStore
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, PosixStore, make_directory
 
 __all__ = ["RegisteredWriter", "WriterRegistry"]
 
@@ -45,7 +45,8 @@ class WriterRegistry:
     """
 
     def __init__(self, root: Path, *, calls: FileCalls | None = None) -> None:
-        self._store = PosixStore(root / ".gym-ray" / "writers", calls=calls, mode=0o600)
+        self._calls, self._directory = calls or FileCalls(), root / ".gym-ray"
+        self._store = PosixStore(self._directory / "writers", calls=calls, mode=OWNER_ONLY)
 
     def add(self, writer: RegisteredWriter) -> None:
         """Register a writer.
@@ -53,6 +54,10 @@ class WriterRegistry:
         Raises:
             StorageError: It could not be done.
         """
+        try:
+            make_directory(self._calls, self._directory, OWNER_ONLY_DIRECTORY)
+        except OSError as error:
+            raise StorageError(f"cannot create {self._directory}: {error}") from error
         self._store.publish(f"{writer.writer_id}.json", exact_json.dumps(asdict(writer)) + b"\n")
 
     def remove(self, writer_id: str) -> None:

@@ -1,7 +1,7 @@
 """``CaptureStore``: the files of a capture directory, one ``<rollout id>.capture.jsonl`` per rollout attempt (A §7).
 
 The file is the only truth. Reading creates nothing; clearing truncates and never unlinks, because a writer may hold
-the file open.
+the file open. What is written here can be read by its owner only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.lines import CaptureSnapshot, iterate_lines, parse_lines
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles
-from gym_ray.storage.posix import make_directory, sync_directory
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory, sync_directory
 
 __all__ = ["CAPTURE_SUFFIX", "INCOMPLETE_SUFFIX", "CaptureStore", "capture_file_name", "encode_line"]
 
@@ -87,8 +87,12 @@ class CaptureStore:
         """
         path = self.incomplete_path_for(rollout_id)
         try:
-            make_directory(self._calls, self.root)
-            self._calls.close(self._calls.open(str(path), os.O_WRONLY | os.O_CREAT))
+            make_directory(self._calls, self.root, OWNER_ONLY_DIRECTORY)
+            fd = self._calls.open(str(path), os.O_WRONLY | os.O_CREAT, OWNER_ONLY)
+            try:
+                keep_to_owner(self._calls, fd, self._calls.fstat(fd), str(path))
+            finally:
+                self._calls.close(fd)
             sync_directory(self._calls, str(self.root))
         except OSError as error:
             raise CaptureError(f"{path}: cannot mark the rollout incomplete: {error}") from error
@@ -111,7 +115,7 @@ class CaptureStore:
         name = capture_file_name(rollout_id)
         try:
             line = encode_line(exchange)
-            make_directory(self._calls, self.root)
+            make_directory(self._calls, self.root, OWNER_ONLY_DIRECTORY)
             files = LineFiles(self.root, calls=self._calls, max_handles=1)
             try:
                 files.append(name, line)
@@ -186,6 +190,7 @@ class CaptureStore:
         except FileNotFoundError:
             return
         try:
+            keep_to_owner(self._calls, fd, self._calls.fstat(fd), str(path))
             self._calls.lock_exclusive(fd, wait=True)
             self._calls.truncate(fd, 0)
             self._calls.sync(fd)

@@ -49,6 +49,10 @@ class FileCalls:
         """Give a file ``size`` bytes of real space, zeros where nothing was written."""
         os.posix_fallocate(fd, 0, size)
 
+    def change_mode(self, fd: int, mode: int) -> None:
+        """Set the permission bits of an open file."""
+        os.fchmod(fd, mode)
+
     def sync_data(self, fd: int) -> None:
         """Return once the file's bytes and its size are on stable storage."""
         os.fdatasync(fd)
@@ -90,6 +94,6 @@ class FileCalls:
         """Remove a name."""
         Path(path).unlink()
 
-    def makedirs(self, path: str) -> None:
-        """Create a directory with its parents; an existing one is fine."""
-        Path(path).mkdir(parents=True, exist_ok=True)
+    def makedirs(self, path: str, mode: int = 0o777) -> None:
+        """Create a directory with its parents, which ``mode`` is not for; an existing one is fine."""
+        Path(path).mkdir(mode, parents=True, exist_ok=True)

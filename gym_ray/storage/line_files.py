@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import sync_directory, write_all
+from gym_ray.storage.posix import OWNER_ONLY, keep_to_owner, sync_directory, write_all
 
 __all__ = ["LineFiles", "WouldWaitError"]
 
@@ -63,6 +63,8 @@ class _DirectorySync:
 
 class LineFiles:
     """Appends to ``<root>/<name>``; every method may be called from several threads.
+
+    The files are for their owner only, whatever the umask; looser ones of ours are tightened when they are opened.
 
     Args:
         root: Existing directory.
@@ -137,9 +139,11 @@ class LineFiles:
         return handle or self._open(name)
 
     def _open(self, name: str) -> _Handle:
-        fd = self._calls.open(f"{self._root}/{name}", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        path = f"{self._root}/{name}"
+        fd = self._calls.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, OWNER_ONLY)
         try:
             info = self._calls.fstat(fd)
+            keep_to_owner(self._calls, fd, info, path)
         except OSError:
             self._calls.close(fd)
             raise

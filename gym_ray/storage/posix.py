@@ -6,6 +6,7 @@ empty one. Names that begin with a dot are ours while they are being written; th
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path, PurePosixPath
@@ -13,7 +14,21 @@ from pathlib import Path, PurePosixPath
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["PosixStore", "make_directory", "sync_directory", "write_all"]
+__all__ = [
+    "OWNER_ONLY",
+    "OWNER_ONLY_DIRECTORY",
+    "PosixStore",
+    "keep_to_owner",
+    "make_directory",
+    "sync_directory",
+    "write_all",
+]
+
+OWNER_ONLY, OWNER_ONLY_DIRECTORY = 0o600, 0o700
+"""Permission bits of what nobody else may read."""
+
+_OTHERS = 0o077
+_log = logging.getLogger(__name__)
 
 
 def write_all(calls: FileCalls, fd: int, data: bytes) -> None:
@@ -40,14 +55,38 @@ def sync_directory(calls: FileCalls, path: str) -> None:
         calls.close(fd)
 
 
-def make_directory(calls: FileCalls, path: Path) -> None:
+def keep_to_owner(calls: FileCalls, fd: int, info: os.stat_result, path: str) -> None:
+    """Take an open file's permissions from everybody but its owner, if that is us.
+
+    A file system that has no permissions cannot; that is logged, and the file used as it is.
+
+    Args:
+        calls: The seam to the operating system.
+        fd: The open file.
+        info: What ``fstat`` says of it.
+        path: Its path, for the log.
+    """
+    if not info.st_mode & _OTHERS or info.st_uid != os.geteuid():
+        return
+    try:
+        calls.change_mode(fd, OWNER_ONLY)
+    except OSError as error:
+        _log.warning("%s can be read by others, and that cannot be changed: %s", path, error)
+
+
+def make_directory(calls: FileCalls, path: Path, mode: int = 0o777) -> None:
     """Create a directory with its parents, each entry durable.
+
+    Args:
+        calls: The seam to the operating system.
+        path: The directory; one that exists is left as it is.
+        mode: Its permission bits, less the umask; parents that are missing get the usual ones.
 
     Raises:
         OSError: It could not be done.
     """
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    calls.makedirs(str(path))
+    calls.makedirs(str(path), mode)
     for created in missing:
         sync_directory(calls, str(created.parent))
 
@@ -58,13 +97,14 @@ class PosixStore:
     Args:
         root: Directory; created when the first value is put there, never by a read.
         calls: The seam to the operating system.
-        mode: Permission bits of the files.
+        mode: Permission bits of the files; directories of files for their owner only are that, too.
     """
 
     def __init__(self, root: Path, *, calls: FileCalls | None = None, mode: int = 0o644) -> None:
         self.root = root
         self._calls = calls or FileCalls()
         self._mode = mode
+        self._directory_mode = 0o777 if mode & _OTHERS else OWNER_ONLY_DIRECTORY
 
     def publish(self, name: str, data: bytes) -> None:
         """Put or replace a value; see the contract."""
@@ -152,7 +192,7 @@ class PosixStore:
         return self.root.joinpath(*parts)
 
     def _write_temporary(self, path: Path, data: bytes) -> str:
-        make_directory(self._calls, path.parent)
+        make_directory(self._calls, path.parent, self._directory_mode)
         temporary = str(path.with_name(f".{path.name}.{secrets.token_hex(8)}"))
         fd = self._calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
         try:
