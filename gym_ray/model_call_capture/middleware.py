@@ -19,6 +19,7 @@ from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts, read_published_usage
+from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_call_capture.writer import CaptureWriter
 
 __all__ = ["CaptureMiddleware"]
@@ -34,11 +35,14 @@ class CaptureMiddleware:
     Args:
         app: What answers the calls.
         writer: Records prefixed calls on observed paths; None only strips prefixes and repairs redirects (A11).
+        training: Looks after training-capture calls on other paths (A19); None only forwards them.
     """
 
-    def __init__(self, app: ASGIApp, writer: CaptureWriter | None) -> None:
+    def __init__(
+        self, app: ASGIApp, writer: CaptureWriter | None, training: UnobservedTrainingCalls | None = None
+    ) -> None:
         self._app = app
-        self._writer = writer
+        self._writer, self._training = writer, training
         self._patience: dict[asyncio.AbstractEventLoop, LoopAcks[_Recording]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +59,9 @@ class CaptureMiddleware:
 
     async def _serve_prefixed(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> None:
         dialect = DIALECT_BY_PATH.get(split.rest)
+        if self._training is not None and split.token_capture and dialect is None:
+            await self._training.serve(self._app, scope, receive, send, split.rollout_id)
+            return
         exchange = None
         if self._writer is not None and dialect is not None:
             exchange = self._writer.begin(split.rollout_id, dialect, _session_id(scope))
