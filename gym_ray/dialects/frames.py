@@ -7,7 +7,6 @@ on the way: integers of any size, lone surrogates and deep nesting come out as t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,6 @@ __all__ = ["DONE", "event_frame", "json_text", "typed_frame"]
 
 DONE = b"data: [DONE]\n\n"
 """What ends a Chat Completions stream (A138)."""
-
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def event_frame(payload: Mapping[str, Any], name: str | None = None) -> bytes:
@@ -44,30 +41,33 @@ def json_text(value: Any) -> str:
     Raises:
         EngineError: The value nests deeper than the interpreter can follow (502).
     """
-    try:
-        return json.dumps(value, allow_nan=False)
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError:
-        return json.dumps(exact_json.loads(_ascii_json(value)))  # NaN has no JSON: it becomes null on the way
+    return _escaped(value, (", ", ": "))
 
 
 def _ascii_json(value: Any) -> bytes:
     try:
         data = exact_json.dumps(value)
     except ValueError:
-        return _deep_json(value)
-    if data.isascii():
+        data = b""  # too deep for it, which need not be too deep to be written
+    if data and data.isascii():
         return data
-    escaped = _NOT_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], data.decode("utf-8"))
-    return escaped.encode("ascii")
+    return _escaped(value, (",", ":")).encode("ascii")
 
 
-def _deep_json(value: Any) -> bytes:
-    """Encode what the exact encoder has no stack for; the standard one follows as deep as its own parser does."""
+def _escaped(value: Any, separators: tuple[str, str]) -> str:
+    """Encode with the standard library: it escapes what is not ASCII, and follows as deep as its own parser does."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except (RecursionError, ValueError):
+        return json.dumps(value, separators=separators, allow_nan=False, default=str)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:
+        return _without_nan(value, separators)
+
+
+def _without_nan(value: Any, separators: tuple[str, str]) -> str:
+    try:
+        return json.dumps(exact_json.loads(exact_json.dumps(value)), separators=separators)
+    except ValueError:
         raise _too_deep() from None
 
 
