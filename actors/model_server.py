@@ -7,6 +7,7 @@ import asyncio
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
+from gym_ray.actors.metrics import MetricsPublisher
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
@@ -32,6 +33,7 @@ class ModelServerHost(HttpHost):
         self._run_token, self._local_engine_url = run_token, local_engine_url
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
+        self._metrics: MetricsPublisher | None = None
         super().__init__(server_name, host, port)
 
     async def _open(self) -> ASGIApp:
@@ -41,6 +43,9 @@ class ModelServerHost(HttpHost):
         if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)
             await engine.ready(self._settings.model_endpoint_timeout_s, on_wait=self._say_why)
         self._writer = await asyncio.to_thread(self._open_writer)
+        if self._writer is not None:
+            self._metrics = MetricsPublisher(self._writer.telemetry, self._server_name)
+            self._metrics.start()
         return build_app(engine, server_name=self._server_name, capture=self._writer, run_token=self._run_token)
 
     def _say_why(self, reason: str) -> None:
@@ -65,3 +70,5 @@ class ModelServerHost(HttpHost):
             await self._engine.aclose()
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
+        if self._metrics is not None:
+            await self._metrics.close()
