@@ -15,6 +15,7 @@ __all__ = ["NamespaceMap", "flatten", "restore_names"]
 
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _NAMED_TOOLS = frozenset({"function", "custom"})
+_MOST_TOLD = 8
 _CARRIER = "additional_tools"
 
 
@@ -100,6 +101,8 @@ class _ToolTable:
         self.changed = False
         self._owners: dict[str, tuple[str, str]] = {}  # flat name -> (namespace or "", name)
         self._places: dict[str, int] = {}
+        self._by_short_name: dict[str, list[str]] = {}
+        self._by_namespace: dict[str, list[str]] = {}
 
     def add_all(self, tools: Sequence[dict[str, Any]], *, moved: bool) -> None:
         """Add tools and the tools of namespaces; those ``moved`` out of the input replace what they say anew."""
@@ -127,6 +130,8 @@ class _ToolTable:
         self.tools.append(made)
         if namespace:
             self.names[flat] = (namespace, name)
+            self._by_short_name.setdefault(name, []).append(flat)
+            self._by_namespace.setdefault(namespace, []).append(flat)
 
     def _claim(self, flat: str, identity: tuple[str, str], where: str) -> None:
         owner = self._owners.setdefault(flat, identity)
@@ -154,19 +159,16 @@ class _ToolTable:
         return {**choice, "tools": list(self._allowed(choice["tools"]))}
 
     def _allowed(self, entries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        unseen = dict(self._by_namespace)
         for index, entry in enumerate(entries):
-            kind = _kind(entry)
-            if kind == "namespace":
-                yield from self._all_of(entry.get("name"))
-            elif kind in _NAMED_TOOLS and isinstance(entry.get("name"), str):
+            kind, name = _kind(entry), entry.get("name")
+            if kind == "namespace" and isinstance(name, str):
+                for flat in unseen.pop(name, ()):
+                    yield {"type": self.tools[self._places[flat]]["type"], "name": flat}
+            elif kind in _NAMED_TOOLS and isinstance(name, str):
                 yield self._chosen_tool(entry, ("tool_choice", "tools", index, "name"))
             else:
                 yield entry
-
-    def _all_of(self, namespace: object) -> Iterator[dict[str, Any]]:
-        for flat, (owner, _) in self.names.items():
-            if owner == namespace:
-                yield {"type": self.tools[self._places[flat]]["type"], "name": flat}
 
     def _chosen_tool(self, choice: dict[str, Any], place: tuple[int | str, ...]) -> dict[str, Any]:
         if _has_namespace(choice):
@@ -175,9 +177,10 @@ class _ToolTable:
         name = choice["name"]
         if name in self._places:
             return choice
-        fits = [flat for flat, (_, short_name) in self.names.items() if short_name == name]
+        fits = self._by_short_name.get(name, [])
         if len(fits) > 1:
-            message = f"Value error, {name!r} is a tool of several namespaces; say which: {', '.join(map(repr, fits))}"
+            which = ", ".join(map(repr, fits[:_MOST_TOLD]))
+            message = f"Value error, {name!r} is a tool of several namespaces; say which: {which}"
             raise invalid([problem("value_error", message, name, *place)])
         return {**choice, "name": fits[0]} if fits else choice
 

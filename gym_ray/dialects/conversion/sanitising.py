@@ -23,6 +23,7 @@ _MOST_ROUNDS = 16  # a long list shows its unknown fields 512 elements at a time
 _MOST_FOUND = 100
 _MOST_DROPPED = 1000  # what loses more than this is no conversation any more
 _MOST_TOLD = 8
+_LONGEST_TOLD = 300  # characters
 _STREAM_FIELDS = frozenset({"stream", "stream_options"})
 _HOISTED_ROLES = frozenset({"system", "developer"})
 
@@ -104,7 +105,7 @@ class _Losses:
 
 def _some(parts: Sequence[str]) -> str:
     more = len(parts) - _MOST_TOLD
-    return "; ".join(parts[:_MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(part[:_LONGEST_TOLD] for part in parts[:_MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 class _Cleaner:

@@ -147,6 +147,13 @@ def test_a_choice_names_the_flat_tool(choice: Any, expected: Any) -> None:
     assert made["tool_choice"] == expected
 
 
+def test_a_namespace_is_allowed_once_however_often_it_is_named() -> None:
+    entries = [{"type": "namespace", "name": name} for name in ("n", "n", "unheard")]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": entries}
+    made, _ = flat({"input": "x", "tools": TOOLS, "tool_choice": choice})
+    assert [entry["name"] for entry in made["tool_choice"]["tools"]] == ["n__b", "n__same"]
+
+
 def test_a_choice_that_fits_several_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="'n__same', 'm__same'") as caught:
         flatten({"input": "x", "tools": TOOLS, "tool_choice": {"type": "function", "name": "same"}})

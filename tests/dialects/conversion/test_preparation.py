@@ -166,7 +166,7 @@ CHAT_MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant"]), "content": TEXT}, optional={"name": TEXT}
 )
 STREAMS = st.sampled_from([True, False, None])
-RIGHT = {
+RIGHT: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     RESPONSES: st.fixed_dictionaries(
         {"input": TEXT | st.lists(MESSAGE | CALLED | CARRIER, max_size=3), "stream": STREAMS},
         optional={"tools": TOOLS, "tool_choice": CHOICE, "instructions": TEXT, "metadata": st.just({"\ud83d": "x"})},
@@ -177,15 +177,18 @@ RIGHT = {
     ),
 }
 RIGHT[MESSAGES] = RIGHT[CHAT]
+ANY_BODY: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(["input", "messages", "tools", "stream"]) | TEXT, JSON, max_size=4
+)
 DAMAGES = st.lists(
     st.tuples(st.integers(0, 999), st.sampled_from(["replace", "remove", "add"]), JSON, TEXT), max_size=2
 )
 
 
-def damaged(value: Any, at: int, how: str, junk: Any, key: str) -> None:
+def damaged(value: dict[str, Any], at: int, how: str, junk: Any, key: str) -> None:
     """Change one place of a body."""
     places: list[tuple[Any, Any]] = []
-    waiting = [value]
+    waiting: list[Any] = [value]
     while waiting:
         holder = waiting.pop()
         keys = holder.keys() if isinstance(holder, dict) else range(len(holder))

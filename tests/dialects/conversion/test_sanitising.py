@@ -156,6 +156,11 @@ def test_the_log_line_is_bounded(told: pytest.LogCaptureFixture) -> None:
     assert told.messages[0].endswith("; and 492 more")
 
 
+def test_a_long_name_is_cut_in_the_log(told: pytest.LogCaptureFixture) -> None:
+    clean(RESPONSES, {"input": "x", "n" * 10_000: 1})
+    assert len(told.messages[0]) < 400
+
+
 IMAGE = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
 
 
