@@ -324,6 +324,7 @@ class TestAnswers:
 
     def test_a_stop_text_is_kept_aside(self) -> None:
         assert response(completion({"content": "x"}, stop_reason="###"))["gym_ray"] == {"stop_sequence": "###"}
+        assert "gym_ray" not in response(completion({"content": "x"}, stop_reason="###", finish_reason="length"))
         for other in (None, 128009):
             assert "gym_ray" not in response(completion({"content": "x"}, stop_reason=other))
 
