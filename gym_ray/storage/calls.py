@@ -9,13 +9,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["FileCalls"]
+__all__ = ["FileCalls", "SyncOutcome"]
+
+SyncOutcome = tuple[int, Exception | None]
+"""Which of the files that were to be synced, and what went wrong; None: its bytes are on stable storage."""
 
 
 class FileCalls:
-    """The real thing. Every method raises ``OSError`` as the operating system does."""
+    """The real thing. Every method raises ``OSError`` as the operating system does.
+
+    Attributes:
+        syncs_at_once: How many files :meth:`sync_all` syncs at the same time.
+    """
+
+    syncs_at_once: int = 1
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
         """Open a file or directory, close-on-exec."""
@@ -56,6 +66,23 @@ class FileCalls:
     def sync_data(self, fd: int) -> None:
         """Return once the file's bytes and its size are on stable storage."""
         os.fdatasync(fd)
+
+    def sync_all(self, fds: Sequence[int], tell: Callable[[list[SyncOutcome]], None]) -> None:
+        """Sync the data of several files, and tell the outcomes as they come; return when all are told.
+
+        Here one file follows the other. A file that hangs never keeps back the outcome of one that was synced.
+
+        Args:
+            fds: Open files.
+            tell: Takes ``(index in fds, error or None)`` of the files whose sync has ended; must not raise.
+        """
+        for index, fd in enumerate(fds):
+            try:
+                self.sync_data(fd)
+            except Exception as error:  # noqa: BLE001 - boundary: every file has its outcome, whatever went wrong
+                tell([(index, error)])
+            else:
+                tell([(index, None)])
 
     def sync(self, fd: int) -> None:
         """Return once the file, or the directory's entries, are on stable storage."""

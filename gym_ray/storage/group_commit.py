@@ -1,19 +1,23 @@
 """Group commit over many files: what waits for one file is written and synced together, distinct files in parallel.
 
-A file belongs to at most one thread at a time, so one that hangs or is locked holds up nothing but its own lines.
-Nothing is acknowledged before it is durable, and nothing is dropped without being told.
+A file belongs to at most one thread at a time, and each is finished when its own sync ends, so one that hangs or is
+locked holds up nothing but its own lines. Nothing is acknowledged before it is durable, and nothing is dropped without
+being told.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from gym_ray.errors import StorageError
-from gym_ray.storage.line_files import LineFiles, WouldWaitError
+from gym_ray.storage.calls import SyncOutcome
+from gym_ray.storage.line_files import LineFiles, StagedAppend, WouldWaitError
 
 __all__ = ["CommitItem", "GroupCommit"]
 
@@ -43,13 +47,29 @@ class CommitItem(Protocol):
 ItemT = TypeVar("ItemT", bound=CommitItem)
 
 
+@dataclass(slots=True)
+class _Batch(Generic[ItemT]):
+    """What waited for one file, on its way there."""
+
+    file_name: str
+    items: list[ItemT]
+    encoded: list[tuple[ItemT, bytes]] = field(default_factory=list)
+    written: list[tuple[ItemT, bytes]] = field(default_factory=list)
+    staged: StagedAppend | None = None
+
+    def compose(self) -> bytes:
+        self.written = [(item, data) for item, data in self.encoded if item.wanted()]
+        return b"".join([data for _, data in self.written])
+
+
 class GroupCommit(Generic[ItemT]):
     """Commits items on a few threads of its own.
 
     Args:
         files: Where the lines go.
         on_done: Told, on a commit thread, about items that have their outcome.
-        threads: Files synced at the same time; a file locked by another process gets a thread beside these.
+        threads: Each takes as many files at a time as ``files`` can sync at once; a file locked by another process
+            gets a thread beside these.
         name: Prefix of the threads' names.
     """
 
@@ -65,7 +85,10 @@ class GroupCommit(Generic[ItemT]):
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._lanes: dict[str, list[ItemT]] = {}  # a file is a key from its first waiting item until it is all done
-        self._ready: SimpleQueue[str | None] = SimpleQueue()
+        self._ready: deque[str] = deque()
+        # One thread at a time is called to work, and takes all that is ready: each call costs a switch of threads.
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        self._called = False
         self._closed = False
         self._waiting: set[threading.Thread] = set()
         self._threads = [
@@ -91,7 +114,7 @@ class GroupCommit(Generic[ItemT]):
                 lane.append(item)
                 return
             self._lanes[name] = [item]
-        self._ready.put(name)
+            self._make_ready([name])
 
     def close(self, timeout_s: float) -> bool:
         """Stop taking items, wait for those taken, end the threads.
@@ -104,70 +127,112 @@ class GroupCommit(Generic[ItemT]):
             done = self._idle.wait_for(lambda: not self._lanes, timeout_s)
             waiting = list(self._waiting)
         for _ in self._threads:
-            self._ready.put(None)
+            self._calls.put(False)
         if done:
             for thread in [*self._threads, *waiting]:
                 thread.join()
         return done
 
     def _work(self) -> None:
-        while True:
-            name = self._ready.get()
-            if name is None:
-                return
-            self._commit_lane(name)
+        while self._calls.get():
+            self._commit_files(self._take_ready())
 
-    def _commit_lane(self, name: str) -> None:
+    def _make_ready(self, names: Iterable[str]) -> None:
+        """Give these files to the next thread; under the lock."""
+        self._ready.extend(names)
+        if self._ready and not self._called:
+            self._called = True
+            self._calls.put(True)
+
+    def _take_ready(self) -> list[str]:
         with self._lock:
-            items, self._lanes[name] = self._lanes[name], []
-        encoded = self._encode(items)
-        try:
-            self._commit(name, encoded, wait=False)
-        except WouldWaitError:
-            self._wait_for_lock(name, items, encoded)
-            return
-        self._finish(name, items)
+            names = [self._ready.popleft() for _ in range(min(len(self._ready), self._files.syncs_at_once))]
+            self._called = False
+            self._make_ready(())
+        return names
 
-    def _encode(self, items: list[ItemT]) -> list[tuple[ItemT, bytes]]:
-        encoded = []
-        for item in items:
+    def _commit_files(self, names: list[str]) -> None:
+        """Write what waits for these files, and sync them together."""
+        staged: list[_Batch[ItemT]] = []
+        for name in names:
+            batch = self._take_batch(name)
             try:
-                encoded.append((item, item.encode()))
+                if self._stage(batch, wait=False):
+                    staged.append(batch)
+                else:
+                    self._finish([batch])
+            except WouldWaitError:
+                self._wait_for_lock(batch)
+        self._sync(staged)
+
+    def _take_batch(self, name: str) -> _Batch[ItemT]:
+        with self._lock:
+            batch = _Batch(name, self._lanes[name])
+            self._lanes[name] = []
+        for item in batch.items:
+            try:
+                batch.encoded.append((item, item.encode()))
             except Exception as error:  # noqa: BLE001 - boundary: one item that cannot be encoded fails alone
                 item.failed(error)
-        return encoded
+        return batch
 
-    def _commit(self, name: str, encoded: list[tuple[ItemT, bytes]], *, wait: bool) -> None:
-        if not encoded:
-            return
-        written: list[tuple[ItemT, bytes]] = []
-
-        def compose() -> bytes:
-            written[:] = [(item, data) for item, data in encoded if item.wanted()]
-            return b"".join([data for _, data in written])
-
+    def _stage(self, batch: _Batch[ItemT], *, wait: bool) -> bool:
+        """Write a batch to its file; whether it has to be synced now. If not, every item has its outcome."""
+        if not batch.encoded:
+            return False
         try:
-            offset = self._files.append_composed(name, compose, wait=wait)
+            batch.staged = self._files.stage(batch.file_name, batch.compose, wait=wait)
         except WouldWaitError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong is told, or the lane is stuck for ever
-            for item, _ in encoded:
+            for item, _ in batch.encoded:
                 item.failed(error)
+            return False
+        if batch.written:
+            return True
+        self._settle(batch, None)
+        return False
+
+    def _sync(self, batches: list[_Batch[ItemT]]) -> None:
+        unsettled = dict(enumerate(batches))
+
+        def settle(outcomes: list[SyncOutcome]) -> None:
+            ended = [unsettled.pop(index) for index, _ in outcomes]
+            for batch, (_, error) in zip(ended, outcomes, strict=True):
+                self._settle(batch, error)
+            self._finish(ended)
+
+        try:
+            self._files.sync_all([batch.staged for batch in batches if batch.staged is not None], settle)
+        except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong is told, or the lanes are stuck for ever
+            settle([(index, error) for index in unsettled])
+
+    def _settle(self, batch: _Batch[ItemT], error: Exception | None) -> None:
+        """Tell the items of a batch how its sync ended."""
+        assert batch.staged is not None
+        try:
+            self._files.settle(batch.staged, error)
+        except Exception as problem:  # noqa: BLE001 - boundary: as for staging
+            for item, _ in batch.written:
+                item.failed(problem)
             return
-        for item, data in written:
+        offset = batch.staged.offset
+        for item, data in batch.written:
             item.committed(offset, len(data))
             offset += len(data)
 
-    def _wait_for_lock(self, name: str, items: list[ItemT], encoded: list[tuple[ItemT, bytes]]) -> None:
+    def _wait_for_lock(self, batch: _Batch[ItemT]) -> None:
         def commit() -> None:
             try:
-                self._commit(name, encoded, wait=True)
-                self._finish(name, items)
+                if self._stage(batch, wait=True):
+                    self._sync([batch])
+                else:
+                    self._finish([batch])
             finally:
                 with self._lock:
                     self._waiting.discard(thread)
 
-        thread = threading.Thread(target=commit, name=f"{self._name}-wait-{name}", daemon=True)
+        thread = threading.Thread(target=commit, name=f"{self._name}-wait-{batch.file_name}", daemon=True)
         with self._lock:
             self._waiting.add(thread)
         try:
@@ -175,22 +240,30 @@ class GroupCommit(Generic[ItemT]):
         except RuntimeError as error:  # the system has no thread left
             with self._lock:
                 self._waiting.discard(thread)
-            for item, _ in encoded:
+            for item, _ in batch.encoded:
                 item.failed(error)
-            self._finish(name, items)
+            self._finish([batch])
 
-    def _finish(self, name: str, items: list[ItemT]) -> None:
+    def _finish(self, batches: list[_Batch[ItemT]]) -> None:
+        items = batches[0].items if len(batches) == 1 else [item for batch in batches for item in batch.items]
         try:
             self._on_done(items)
         except Exception:  # noqa: BLE001 - boundary, see below
             # Boundary: a listener that raises must not cost this thread, and with it every later file.
-            _log.exception("%s: the outcome of %d items could not be told", name, len(items))
+            names = ", ".join(batch.file_name for batch in batches)
+            _log.exception("%s: the outcome of %d items could not be told", names, len(items))
         finally:
             with self._lock:
-                more = bool(self._lanes[name])
-                if not more:
-                    del self._lanes[name]
-                    if not self._lanes:
-                        self._idle.notify_all()
-            if more:
-                self._ready.put(name)
+                self._pass_on([batch.file_name for batch in batches])
+
+    def _pass_on(self, names: list[str]) -> None:
+        """Files that have new items are ready again, the others are given up; under the lock."""
+        again = []
+        for name in names:
+            if self._lanes[name]:
+                again.append(name)
+            else:
+                del self._lanes[name]
+        self._make_ready(again)
+        if not self._lanes:
+            self._idle.notify_all()

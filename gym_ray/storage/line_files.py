@@ -10,14 +10,14 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.calls import FileCalls, SyncOutcome
 from gym_ray.storage.posix import OWNER_ONLY, keep_to_owner, sync_directory, write_all
 
-__all__ = ["LineFiles", "WouldWaitError"]
+__all__ = ["LineFiles", "StagedAppend", "WouldWaitError"]
 
 _log = logging.getLogger(__name__)
 _KNOWN_ENTRIES = 16_384
@@ -32,12 +32,32 @@ class _Handle:
     fd: int
     device: int
     inode: int
+    directory_syncs: int
+    """Syncs of the directory that had begun when the file was opened; a later one covers its name."""
     clean_end: int = -1
     """File size behind our own last append, which ended in a line feed; -1 when unknown."""
 
 
+@dataclass(slots=True)
+class StagedAppend:
+    """Lines that are in their file and may not be durable yet. The file's lock is held until they are settled.
+
+    Attributes:
+        name: File name.
+        offset: Where the first of the lines begins.
+        size: File size before the append.
+        end: File size behind it; equal to ``size`` when there was nothing to write.
+    """
+
+    name: str
+    offset: int
+    size: int
+    end: int
+    handle: _Handle
+
+
 class _DirectorySync:
-    """Syncs one directory for many callers: a sync that began after a caller's own change serves that caller too."""
+    """Syncs one directory for many callers: a sync that begins after a caller's own change serves that caller too."""
 
     def __init__(self, path: str, calls: FileCalls) -> None:
         self._path, self._calls = path, calls
@@ -45,13 +65,16 @@ class _DirectorySync:
         self._begun = 0
         self._ended = 0
 
-    def sync(self) -> None:
-        """Return once everything this caller did to the directory before is durable.
+    def begun(self) -> int:
+        """Return how many syncs have begun; ask after a change, and give it to :meth:`sync`."""
+        return self._begun
+
+    def sync(self, begun_before: int) -> None:
+        """Return once the change that ``begun_before`` was asked after is durable.
 
         Raises:
             OSError: It could not be done.
         """
-        begun_before = self._begun
         with self._lock:
             if self._ended > begun_before:
                 return
@@ -105,25 +128,76 @@ class LineFiles:
             WouldWaitError: ``wait`` is false and another holds the lock; ``compose`` was not asked.
             OSError: As :meth:`append`.
         """
+        staged = self.stage(name, compose, wait=wait)
+        try:
+            if staged.end > staged.size:
+                self._calls.sync_data(staged.handle.fd)
+        except BaseException:
+            self._calls.close(staged.handle.fd)  # gives up the lock
+            raise
+        self.settle(staged)
+        return staged.offset
+
+    def stage(self, name: str, compose: Callable[[], bytes], *, wait: bool) -> StagedAppend:
+        """Do the first half of :meth:`append_composed`: lock and write. Whoever gets the result settles it.
+
+        Raises:
+            WouldWaitError: As :meth:`append_composed`.
+            OSError: As :meth:`append_composed`.
+        """
         handle = self._take(name)
         while True:
             try:
                 locked = self._calls.lock_exclusive(handle.fd, wait=wait)
                 size = self._size_if_current(name, handle) if locked else None
                 if size is not None:
-                    offset = self._append_locked(name, handle, compose(), size)
-                    self._calls.unlock(handle.fd)
+                    return self._write_locked(name, handle, compose(), size)
             except BaseException:
                 self._calls.close(handle.fd)  # gives up the lock, whatever went wrong
                 raise
-            if size is not None:
-                self._give_back(name, handle)
-                return offset
             if not locked:
                 self._give_back(name, handle)
                 raise WouldWaitError(name)
             self._calls.close(handle.fd)
             handle = self._open(name)
+
+    def sync_all(self, staged: Sequence[StagedAppend], tell: Callable[[list[SyncOutcome]], None]) -> None:
+        """Sync what was staged in distinct files, several at a time, and tell the outcomes as they come.
+
+        Args:
+            staged: Appends that wrote something.
+            tell: Settles each append whose outcome it is told, by its index in ``staged``; must not raise.
+        """
+        self._calls.sync_all([append.handle.fd for append in staged], tell)
+
+    @property
+    def syncs_at_once(self) -> int:
+        """How many files :meth:`sync_all` syncs at the same time."""
+        return self._calls.syncs_at_once
+
+    def settle(self, staged: StagedAppend, error: Exception | None = None) -> None:
+        """Do the last part of an append after its sync: make a new file's name durable, give up the lock.
+
+        Args:
+            staged: The append.
+            error: What went wrong with its sync.
+
+        Raises:
+            Exception: ``error``, or what went wrong here; the lines may not be durable then. The lock is given up.
+        """
+        handle = staged.handle
+        if error is not None:
+            self._calls.close(handle.fd)
+            raise error
+        try:
+            if staged.end > staged.size:
+                self._settle_name(staged)
+                handle.clean_end = staged.end
+            self._calls.unlock(handle.fd)
+        except BaseException:
+            self._calls.close(handle.fd)
+            raise
+        self._give_back(staged.name, handle)
 
     def close(self) -> None:
         """Close the kept files; an append after this opens its file anew."""
@@ -147,7 +221,7 @@ class LineFiles:
         except OSError:
             self._calls.close(fd)
             raise
-        return _Handle(fd, info.st_dev, info.st_ino)
+        return _Handle(fd, info.st_dev, info.st_ino, self._directory.begun())
 
     def _give_back(self, name: str, handle: _Handle) -> None:
         surplus = None
@@ -171,9 +245,9 @@ class LineFiles:
             return None
         return info.st_size
 
-    def _append_locked(self, name: str, handle: _Handle, data: bytes, size: int) -> int:
+    def _write_locked(self, name: str, handle: _Handle, data: bytes, size: int) -> StagedAppend:
         if not data:
-            return size
+            return StagedAppend(name, size, size, size, handle)
         offset = size
         if size and size != handle.clean_end and self._calls.pread(handle.fd, 1, size - 1) != b"\n":
             data = b"\n" + data
@@ -184,13 +258,14 @@ class LineFiles:
         except BaseException:
             self._cut_back(name, handle, size)
             raise
-        self._calls.sync_data(handle.fd)
-        # A name is durable only after its directory is; another writer's unfinished creation counts as ours.
-        if size == 0 or self._durable_entries.get(name) != handle.inode:
-            self._directory.sync()
-            self._remember_entry(name, handle.inode)
-        handle.clean_end = size + len(data)
-        return offset
+        return StagedAppend(name, offset, size, size + len(data), handle)
+
+    def _settle_name(self, staged: StagedAppend) -> None:
+        """A name is durable only after its directory is; another writer's unfinished creation counts as ours."""
+        handle = staged.handle
+        if staged.size == 0 or self._durable_entries.get(staged.name) != handle.inode:
+            self._directory.sync(handle.directory_syncs)
+            self._remember_entry(staged.name, handle.inode)
 
     def _cut_back(self, name: str, handle: _Handle, size: int) -> None:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError
+from gym_ray.storage.calls import SyncOutcome
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
 from gym_ray.testing.storage_faults import FaultyCalls
@@ -36,6 +37,19 @@ class Item:
 
     def failed(self, error: Exception) -> None:
         self.error = error
+
+
+class SlowItem(Item):
+    """Takes its time to be encoded."""
+
+    def __init__(self, file_name: str, data: bytes) -> None:
+        super().__init__(file_name, data)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def encode(self) -> bytes:
+        self.begun.set()
+        assert self.go_on.wait(WAIT_S)
+        return super().encode()
 
 
 def tell(items: Sequence[Item]) -> None:
@@ -158,6 +172,89 @@ class OddCalls(FaultyCalls):
         if self.odd is not None:
             raise self.odd
         super().sync_data(fd)
+
+
+class TogetherCalls(FaultyCalls):
+    """Syncs what it is given together, as the calls on a local disk do: a gated file is told last."""
+
+    syncs_at_once = 8
+
+    def __init__(self) -> None:
+        super().__init__(only=lambda path: path.endswith("/slow"))
+        self.together: list[int] = []
+        self.refusal: Exception | None = None
+
+    def sync_all(self, fds: Sequence[int], tell: Callable[[list[SyncOutcome]], None]) -> None:
+        self.together.append(len(fds))
+        if self.refusal is not None:
+            raise self.refusal
+        order = sorted(range(len(fds)), key=lambda index: self.path_of(fds[index]).endswith("/slow"))
+        for index in order:
+            super().sync_all([fds[index]], lambda outcomes, index=index: tell([(index, outcomes[0][1])]))
+
+
+def test_files_that_are_ready_together_are_synced_together(tmp_path: Path) -> None:
+    calls = TogetherCalls()
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=2)
+    calls.sync_gate = threading.Event()
+    blocked = [Item("slow", b"1\n"), Item("slow", b"2\n")]
+    for item in blocked:
+        commits.submit(item)
+    assert calls.syncs_waiting.wait(WAIT_S)
+    items = [Item(f"f{number % 20}", b"%d\n" % number) for number in range(100)]
+    for item in items:
+        commits.submit(item)
+    for item in items:
+        wait_for(item)
+        assert item.error is None
+        content = (tmp_path / item.file_name).read_bytes()
+        assert content[item.offset : item.offset + item.length] == item.data
+    assert max(calls.together) > 1
+    assert not any(item.done.is_set() for item in blocked[1:])
+    calls.sync_gate.set()
+    for item in blocked:
+        wait_for(item)
+    assert commits.close(WAIT_S)
+
+
+def test_a_hung_file_holds_up_no_file_that_is_synced_with_it(tmp_path: Path) -> None:
+    calls = TogetherCalls()
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=1)
+    calls.sync_gate = threading.Event()
+    hung, others = Item("slow", b"1\n"), [Item(f"f{number}", b"x\n") for number in range(5)]
+    first = SlowItem("first", b"0\n")
+    commits.submit(first)
+    assert first.begun.wait(WAIT_S)
+    for item in (hung, *others):  # they get ready while the only thread is busy
+        commits.submit(item)
+    first.go_on.set()
+    for item in (first, *others):
+        wait_for(item)
+        assert item.error is None
+    assert calls.syncs_waiting.wait(WAIT_S)
+    assert not hung.done.is_set()
+    calls.sync_gate.set()
+    wait_for(hung)
+    assert max(calls.together) == 6
+    assert commits.close(WAIT_S)
+
+
+def test_a_sync_of_many_that_cannot_begin_fails_them_all(tmp_path: Path) -> None:
+    calls = TogetherCalls()
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=1)
+    calls.refusal = MemoryError()
+    bad = Item("f", b"1\n")
+    commits.submit(bad)
+    wait_for(bad)
+    assert bad.error is calls.refusal
+    with (tmp_path / "f").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the failed append holds no lock
+    calls.refusal = None
+    good = Item("f", b"2\n")
+    commits.submit(good)
+    wait_for(good)
+    assert good.error is None
+    assert commits.close(WAIT_S)
 
 
 @pytest.mark.parametrize("odd", [MemoryError(), ValueError("odd")])

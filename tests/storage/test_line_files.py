@@ -137,6 +137,33 @@ def test_everything_appended_outlives_a_power_cut(tmp_path: Path) -> None:
     files.close()
 
 
+def test_one_sync_of_the_directory_serves_all_names_that_were_made_before_it(tmp_path: Path) -> None:
+    calls = ForgetfulCalls()
+    directory_syncs: list[int] = []
+    sync = calls.sync
+    calls.sync = lambda fd: (directory_syncs.append(fd), sync(fd))[1]  # type: ignore[method-assign]
+    files = LineFiles(tmp_path, calls=calls)
+    staged = [files.stage(f"f{number}", lambda: b"line\n", wait=False) for number in range(10)]
+    files.sync_all(staged, lambda outcomes: [files.settle(staged[index], error) for index, error in outcomes])
+    assert len(directory_syncs) == 1
+    assert calls.after_power_cut(tmp_path) == {f"f{number}": b"line\n" for number in range(10)}
+    files.append("late", b"line\n")
+    assert len(directory_syncs) == 2
+    assert "late" in calls.after_power_cut(tmp_path)
+    files.close()
+
+
+def test_a_failed_sync_is_raised_and_gives_up_lock_and_handle(tmp_path: Path) -> None:
+    files = LineFiles(tmp_path)
+    staged = files.stage("f", lambda: b"line\n", wait=False)
+    with pytest.raises(OSError, match="broken"):
+        files.settle(staged, OSError(errno.EIO, "broken"))
+    with (tmp_path / "f").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(staged.handle.fd)
+
+
 def test_another_writers_unsynced_name_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"by a writer that died before it synced the directory\n")
     calls = ForgetfulCalls()
