@@ -7,6 +7,7 @@ dialects say where those are kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from gym_ray import exact_json
@@ -16,7 +17,7 @@ from gym_ray.dialects.messages import Message
 from gym_ray.dialects.responses import ENVELOPES, Response
 from gym_ray.dialects.sse import BLANK_LINES, BOM, ESCAPED, cut_events, event_name, parse_or_none
 
-__all__ = ["reassemble"]
+__all__ = ["read_events", "reassemble"]
 
 
 class _Builder(Protocol):
@@ -45,15 +46,18 @@ def reassemble(dialect: str, body: bytes) -> dict[str, Any] | None:
         if dialect == RESPONSES and (whole := _whole_response(body)) is not None:
             return whole
         builder = _BUILDERS[dialect]()
-        _take_all(builder, body)
+        read_events(body, builder.take)
         return builder.finished()
     except Exception:  # noqa: BLE001 - A98: the call is recorded with its raw bytes, whatever an upstream sent
         return None
 
 
-def _take_all(builder: _Builder, body: bytes) -> None:
-    """Hand over the payloads; one that does not say its type gets the name of its event."""
-    take, loads = builder.take, exact_json.loads
+def read_events(body: bytes, take: Callable[[dict[str, Any]], None]) -> None:
+    """Hand over the JSON objects of a stream, in order; one that does not say its type gets the name of its event.
+
+    What is no JSON object is passed over.
+    """
+    loads = exact_json.loads
     for field, data in cut_events(body.removeprefix(BOM)):
         try:
             payload = loads(data)
@@ -79,7 +83,7 @@ def _whole_response(body: bytes) -> dict[str, Any] | None:
     if _later_type_may_be_escaped(tail):
         return None
     response = Response()
-    _take_all(response, tail)
+    read_events(tail, response.take)
     return response.whole()
 
 

@@ -8,12 +8,13 @@ terminal event. This runs on the event loop, so neither the many small deltas no
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, chat, messages, responses
-from gym_ray.dialects.sse import BOM, ESCAPED, Event, blank_lines, cut_events, parse_payload
+from gym_ray.dialects.sse import BOM, ESCAPED, Event, blank_lines, cut_events, event_name, parse_payload
 
 __all__ = ["COMPLETE", "ERROR", "INCOMPLETE", "TerminalScanner", "classify", "is_error_payload"]
 
@@ -27,16 +28,55 @@ _TERMINALS = {
     MESSAGES: messages.TERMINAL_EVENTS,
 }
 
-# A stream that shows none of these bytes has no terminal event: every way to say it holds one of them. An escape could
-# spell a name in another way, hence the last one. So the many small deltas, and the rare huge one, are never parsed.
-_HINTS = {dialect: (*(name.encode() for name in names), ESCAPED) for dialect, names in _TERMINALS.items()}
-_HINTS[CHAT] += (b"[DONE]",)
-_LONGEST_HINT = max(len(hint) for hints in _HINTS.values() for hint in hints)
+_NAMES = {dialect: tuple(name.encode() for name in names) for dialect, names in _TERMINALS.items()}
+_QUOTED = {dialect: tuple(b'"%s"' % name for name in names) for dialect, names in _NAMES.items()}
+_DONE = b"[DONE]"
+_ERROR = b'"error"'
+_ERROR_MEANT = re.compile(rb'"error"(?!\s*:\s*null)')
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:2[eE]|5[fF]|[67])")  # of a name: a letter, a dot or an underscore
+_TAIL_BYTES = 2 + max(len(name) for names in _NAMES.values() for name in names)
+"""Bytes of the open event that are looked at again with the next chunk: whatever is looked for may be cut in two."""
 
 _LARGE = 1 << 20
-"""From this size on an event is believed by its name, or by the type it begins with, without being parsed."""
-
+"""From this size on the payload of an event is believed by the type it begins or ends with, without being parsed."""
+_HEAD_BYTES, _END_BYTES = 4096, 1024
 _TYPE_AT_START = re.compile(rb'\s*\{\s*(?:"sequence_number"\s*:\s*\d+\s*,\s*)?"type"\s*:\s*"([\w.]+)"\s*,')
+_TYPE_AT_END = re.compile(rb',\s*"type"\s*:\s*"([\w.]+)"\s*\}\s*\Z')
+
+
+class _Suspicion:
+    """Whether bytes that were looked at may make a terminal event; most events are cleared without being parsed.
+
+    A name in an ``event:`` line stands bare, and one in a payload in quotes, which text inside a payload never has.
+    """
+
+    __slots__ = ("_dialect", "_lined", "_named", "_names", "_said")
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._names = _NAMES[dialect]
+        self.drop()
+
+    def drop(self) -> None:
+        """Begin anew."""
+        self._lined = self._named = self._said = False
+
+    def look(self, text: bytes) -> None:
+        """Look at more bytes; those that may belong to what is cut in two are to be looked at together."""
+        if not self._named:
+            for name in self._names:
+                if name in text:
+                    self._named = True
+                    break
+        if not self._lined and b"event:" in text:
+            self._lined = True
+        if not self._said:
+            self._said = _says(self._dialect, text, named=self._named)
+
+    @property
+    def justified(self) -> bool:
+        """Whether the event has to be read."""
+        return self._said or (self._named and self._lined)
 
 
 class TerminalScanner:
@@ -49,15 +89,14 @@ class TerminalScanner:
         terminal: ``complete``, ``incomplete`` or ``error`` once the terminal event has come, else None.
     """
 
-    __slots__ = ("_dialect", "_hinted", "_hints", "_open", "_started", "_tail", "terminal")
+    __slots__ = ("_dialect", "_open", "_started", "_suspicion", "_tail", "terminal")
 
     def __init__(self, dialect: str) -> None:
         self.terminal: str | None = None
         self._dialect = dialect
-        self._hints = _HINTS[dialect]
         self._open: list[bytes] = []  # the bytes of the open event
-        self._tail = b""  # the last of them: a hint or a blank line may be cut in two
-        self._hinted = False  # the open event may be terminal
+        self._tail = b""  # the last of them
+        self._suspicion = _Suspicion(dialect)  # against the open event
         self._started = False  # an event has ended
 
     def feed(self, chunk: bytes) -> str | None:
@@ -68,38 +107,89 @@ class TerminalScanner:
         if self.terminal is not None or not chunk:
             return self.terminal
         first, last = blank_lines(self._tail[-1:], chunk)
-        found = self._hint_in(self._tail + chunk)
+        end = chunk[:first] if last else chunk
+        self._suspicion.look(self._tail + end)
+        self._open.append(end)
         if not last:
-            self._open.append(chunk)
-            self._hinted = self._hinted or found
-            self._tail = (self._tail + chunk[-_LONGEST_HINT:])[-_LONGEST_HINT:]
+            self._tail = (self._tail + chunk[-_TAIL_BYTES:])[-_TAIL_BYTES:]
             return None
-        if found or self._hinted:
-            self.terminal = self._first_terminal(self._ended(chunk, first, last))
-        rest = chunk[last:]
-        self._open, self._tail = [rest], rest[-_LONGEST_HINT:]
-        self._hinted = found and self._hint_in(rest)
-        self._started = True
+        if self._suspicion.justified:
+            self.terminal = self._read_open()
+        if self.terminal is None and last > first:
+            self.terminal = self._read(chunk[first - 1 : last])  # with a line end: this is not the start of the stream
+        self._begin(chunk[last:])
         return self.terminal
 
-    def _ended(self, chunk: bytes, first: int, last: int) -> bytes:
-        """Return the events that end in a chunk; the first may be huge, and is left out if it cannot be terminal."""
-        if not self._hinted and not self._hint_in(self._tail + chunk[:first]):
-            return chunk[first - 1 : last]
-        text = b"".join([*self._open, chunk[:last]])
-        return text if self._started else text.removeprefix(BOM)
+    def _begin(self, rest: bytes) -> None:
+        self._open, self._tail, self._started = [], rest[-_TAIL_BYTES:], True
+        self._suspicion.drop()
+        if rest:
+            self._open.append(rest)
+            self._suspicion.look(rest)
 
-    def _first_terminal(self, text: bytes) -> str | None:
-        for field, data in cut_events(text):
-            if (self._hint_in(field) or self._hint_in(data)) and (found := classify(self._dialect, Event(field, data))):
-                return found
+    def _read(self, text: bytes) -> str | None:
+        suspicion = _Suspicion(self._dialect)
+        suspicion.look(text)
+        return _first_terminal(self._dialect, text) if suspicion.justified else None
+
+    def _read_open(self) -> str | None:
+        """Return what the open event, whose end has come, means."""
+        if sum(map(len, self._open)) >= _LARGE and (ends := _ends_of_large(self._open)):
+            field, start, end = ends
+            said = event_name(field)
+            if said in _TERMINALS[self._dialect] or (said := _type_of_large(self._dialect, start, end) or ""):
+                return _TERMINALS[self._dialect].get(said)
+        text = b"".join(self._open)
+        return _first_terminal(self._dialect, text if self._started else text.removeprefix(BOM))
+
+
+def _first_terminal(dialect: str, text: bytes) -> str | None:
+    for field, data in cut_events(text):
+        if found := classify(dialect, Event(field, data)):
+            return found
+    return None
+
+
+def _ends_of_large(pieces: list[bytes]) -> tuple[bytes, bytes, bytes] | None:
+    """Read a large event without putting it together.
+
+    Returns:
+        The value of its event line, and the first and the last bytes of its data; None when it has another shape than
+        one short event line, if any, and one long line of data.
+    """
+    head = _joined(pieces, _HEAD_BYTES)[:_HEAD_BYTES]
+    tail = _joined(pieces[::-1], _END_BYTES, backwards=True)
+    end = tail.rstrip(b"\r\n")
+    *before, start = head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    field = before[-1] if before else b"event:"
+    line_ends = sum(_line_ends(piece) for piece in pieces)
+    plain = line_ends == _line_ends(head) + len(tail) - len(end)
+    if not plain or len(before) > 1 or not field.startswith(b"event:") or not start.startswith(b"data:"):
         return None
+    return field[6:], start[5:][:_END_BYTES], end[-_END_BYTES:]
 
-    def _hint_in(self, text: bytes) -> bool:
-        for hint in self._hints:  # noqa: SIM110 - a generator would cost more than the searches do
-            if hint in text:
-                return True
-        return False
+
+def _joined(pieces: Iterable[bytes], size: int, *, backwards: bool = False) -> bytes:
+    found: list[bytes] = []
+    length = 0
+    for piece in pieces:
+        if length >= size:
+            break
+        found.append(piece)
+        length += len(piece)
+    return b"".join(found[::-1] if backwards else found)
+
+
+def _line_ends(text: bytes) -> int:
+    return text.count(b"\n") + text.count(b"\r")
+
+
+def _type_of_large(dialect: str, start: bytes, end: bytes) -> str | None:
+    """Return the type that a payload begins or ends with, which in chat is not decisive."""
+    if dialect == CHAT:
+        return None
+    found = _TYPE_AT_START.match(start) or _TYPE_AT_END.search(end)
+    return found[1].decode() if found else None
 
 
 def classify(dialect: str, event: Event) -> str | None:
@@ -107,10 +197,12 @@ def classify(dialect: str, event: Event) -> str | None:
     names, data = _TERMINALS[dialect], event.data
     if event.name in names:
         return names[event.name]
+    if not _says(dialect, data):
+        return None
     if dialect == CHAT and event.done:
         return COMPLETE
-    if dialect != CHAT and len(data) >= _LARGE and (kind := _TYPE_AT_START.match(data)):
-        return names.get(kind[1].decode())
+    if len(data) >= _LARGE and (said := _type_of_large(dialect, data[:_END_BYTES], data[-_END_BYTES:])):
+        return names.get(said)
     try:
         payload = _parse(data)
     except ValueError:
@@ -119,6 +211,17 @@ def classify(dialect: str, event: Event) -> str | None:
     if isinstance(kind, str) and kind:
         return names.get(kind) or (ERROR if dialect == CHAT and is_error_payload(payload) else None)
     return ERROR if is_error_payload(payload) else None
+
+
+def _says(dialect: str, data: bytes, *, named: bool = True) -> bool:
+    """Whether a payload holds a terminal name or sentinel in a form that it takes when it is meant."""
+    if named:
+        for quoted in _QUOTED[dialect]:
+            if quoted in data and (quoted != _ERROR or _ERROR_MEANT.search(data)):
+                return True
+    if dialect == CHAT and _DONE in data:
+        return True
+    return ESCAPED in data and _ESCAPED_LETTER.search(data) is not None
 
 
 def _parse(data: bytes) -> Any:

@@ -118,7 +118,7 @@ def final_category(
         return CAPTURE_PARSE_ERROR if len(body) > 0 or empty_is_wrong else None
     if is_error_payload(response) or response.get("status") == "failed":
         return UPSTREAM_ERROR
-    if is_sse or status not in _STATUS_WITH_BODY or _is_answer(response):
+    if status not in _STATUS_WITH_BODY or _is_answer(response):
         return None
     return CAPTURE_PARSE_ERROR
 

@@ -201,4 +201,4 @@ def test_one_huge_event_is_read_piece_by_piece(piece: int) -> None:
     assert (huge.done, done.done) == (False, True)
     assert len(huge.data) > 2**24
     assert terminal.feed(chunks[-1]) == "complete"
-    assert terminal._open == [b""]
+    assert terminal._open == []

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES, terminal
-from gym_ray.dialects.sse import Event
 from gym_ray.dialects.terminal import TerminalScanner, is_error_payload
 
 
@@ -54,18 +54,19 @@ def test_the_payload_says_it_without_an_event_line(dialect: str, payload: object
 
 def test_only_events_that_may_end_the_stream_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_into: list[bytes] = []
-    original = terminal.classify
+    original = terminal._parse
 
-    def classify(dialect: str, event: Event) -> str | None:
-        looked_into.append(event.data)
-        return original(dialect, event)
+    def parse(data: bytes) -> Any:
+        looked_into.append(data)
+        return original(data)
 
-    monkeypatch.setattr(terminal, "classify", classify)
-    delta = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"a" * 100_000 + b'"}}]}\n\n'
-    body = delta * 3 + b'data: {"error":null}\n\n' + delta + b"data: [DONE]\n\n"
+    monkeypatch.setattr(terminal, "_parse", parse)
+    delta = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"error " * 20_000 + b'"}}]}\n\n'
+    spelled = b'data: {"t":"\\u0065"}\n\n'
+    body = delta * 3 + b'data: {"error" : null}\n\n' + spelled + delta + b"data: [DONE]\n\n"
     chunks = [body[start : start + 4096] for start in range(0, len(body), 4096)]
     assert scan(CHAT, *chunks)[-2:] == [None, "complete"]
-    assert looked_into == [b'{"error":null}', b"[DONE]"]
+    assert looked_into == [b'{"t":"\\u0065"}']
 
 
 def test_escaped_spelling_of_a_type() -> None:
