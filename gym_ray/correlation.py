@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from gym_ray.errors import RolloutIdError
 
@@ -94,10 +94,15 @@ def _attempt_suffix(value: Any) -> str:
 
 
 def rollout_path_prefix(rollout_id: str | None, token_capture: bool = False) -> str:
-    """Return ``/ng-rollout/<id>`` (with the training segment when asked), or "" without an id (D24)."""
+    """Return ``/ng-rollout/<id>`` (with the training segment when asked), or "" without an id (D24).
+
+    Every rollout URL is built here. The id is percent-encoded: a valid one stays as it is, and one that was taken out
+    of a request unchecked (A16) can add no segment, query or fragment to the URL (W24).
+    """
     if not rollout_id:
         return ""
-    return f"{ROLLOUT_PREFIX}/{rollout_id}" + (TOKEN_CAPTURE_SEGMENT if token_capture else "")
+    segment = quote(rollout_id, safe="", errors="surrogatepass")
+    return f"{ROLLOUT_PREFIX}/{segment}" + (TOKEN_CAPTURE_SEGMENT if token_capture else "")
 
 
 def apply_rollout_prefix(base_url: str, rollout_id: str | None, token_capture: bool = False) -> str:
@@ -116,7 +121,7 @@ class PrefixedPath:
 
     @property
     def prefix(self) -> str:
-        """The text that was removed from the front of the path."""
+        """What was removed from the front of the path, as it stands in a URL."""
         return rollout_path_prefix(self.rollout_id, self.token_capture)
 
 

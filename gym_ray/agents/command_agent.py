@@ -84,7 +84,7 @@ class CommandAgent:
 
     async def _reply(self, params: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         options = self._options
-        files = await asyncio.to_thread(CommandFiles.prepare, params, options.input_format, options.working_directory)
+        files = await self._files(params)
         try:
             outputs = _Outputs(self._secrets + [ctx.api_key] * (ctx.api_key != NO_API_KEY), options.max_output_bytes)
             end = await self._execute(self._command_line(params, ctx, files), outputs)
@@ -95,6 +95,20 @@ class CommandAgent:
             # In a thread that goes on to its end, also when the attempt is cancelled just now.
             await asyncio.shield(asyncio.to_thread(files.remove))
         return self._built(end, outputs, answer, ctx.rollout_id)
+
+    async def _files(self, params: dict[str, Any]) -> CommandFiles:
+        options = self._options
+        preparing = asyncio.ensure_future(
+            asyncio.to_thread(CommandFiles.prepare, params, options.input_format, options.working_directory)
+        )
+        try:
+            return await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            preparing.add_done_callback(_remove_unused)  # the thread cannot be stopped, and nobody takes its files now
+            raise
+        except OSError as error:
+            problem = f"agent {self._name}: the files of its command cannot be written: {error}"
+            raise AgentError(AGENT_REQUEST_FAILED, problem) from error
 
     def _command_line(self, params: dict[str, Any], ctx: RunContext, files: CommandFiles) -> CommandLine:
         options, server = self._options, self._options.model_server.name
@@ -172,6 +186,11 @@ class CommandAgent:
             "stderr_bytes": end.stderr.total,
         }
         return {"response": message_response(text, rollout_id, cut=cut), "reward": reward, "command": command}
+
+
+def _remove_unused(prepared: asyncio.Future[CommandFiles]) -> None:
+    if not prepared.cancelled() and prepared.exception() is None:
+        prepared.result().remove()
 
 
 class _Outputs:

@@ -15,7 +15,15 @@ from collections.abc import Mapping
 
 import httpx
 
-__all__ = ["RolloutCookies", "build_client", "post_once"]
+__all__ = ["RUN_TOKEN_HEADER", "RolloutCookies", "build_client", "post_once"]
+
+RUN_TOKEN_HEADER = "x-gym-ray-run-token"  # noqa: S105 - a header's name, not a secret
+"""Carries the run's token to an agent server with ``POST /run`` and with an agent's calls to itself.
+
+An agent server needs the token to call the model servers. It is sent to the agents that the settings name and to
+nobody else, never in a URL or a body, for those are logged and stored. ``Authorization`` stays free for whatever stands
+in front of an agent server.
+"""
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 
 from gym_ray import exact_json
-from gym_ray.agents.context import RunContext
+from gym_ray.agents.context import NO_API_KEY, RunContext
+from gym_ray.agents.delivery import RUN_TOKEN_HEADER
 from gym_ray.agents.failures import AGENT_REQUEST_FAILED, AGENT_RUN_ERROR, TRANSIENT_STATUSES
 from gym_ray.errors import AgentError
 
@@ -31,13 +32,18 @@ class HttpAgent:
         return 0.0
 
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
-        """Post the row and return the reply. ``Idempotency-Key`` holds the rollout id, so a duplicate can be refused.
+        """Post the row and return the reply.
+
+        ``Idempotency-Key`` holds the rollout id, so a duplicate can be refused. ``x-gym-ray-run-token`` holds the run's
+        token, which is the API key of the model servers; it is absent when they ask for none.
 
         Raises:
             AgentError: ``agent_request_failed`` when the rollout may never have run (no status, or 429, 502, 503,
                 504); ``agent_run_error`` for every other status and for a reply that is not a whole JSON object.
         """
         headers = {"content-type": "application/json", "idempotency-key": ctx.rollout_id}
+        if ctx.api_key != NO_API_KEY:
+            headers[RUN_TOKEN_HEADER] = ctx.api_key
         what = f"agent {self._name}: POST {self._url}"
         status: int | None = None
         try:

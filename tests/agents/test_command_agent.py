@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.agents import AgentRunner, ServerUrls
+from gym_ray.agents import AgentRunner, RunContext, ServerUrls
 from gym_ray.agents.build import build_agent
 from gym_ray.agents.command_agent import CommandAgent
 from gym_ray.environments import build_environment_app
@@ -382,6 +382,31 @@ async def test_no_files_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async with asyncio.timeout(20):
         while os.listdir(tmp_path):  # noqa: ASYNC110 - a thread removes them
             await asyncio.sleep(0.01)
+
+
+async def test_cancelling_while_the_files_are_written_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    agent = CommandAgent("cli", options("true"))
+    async with in_process_client({}) as http:
+        task = asyncio.create_task(agent.run(ROW, RunContext("0-0", http, TOKEN, URLS)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # the thread has ended
+    await asyncio.sleep(0)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_files_that_cannot_be_written_are_no_fault_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    failure = await failure_of(options("true"))
+    assert failure.failure_class == "agent_request_failed"
+    assert "the files of its command cannot be written" in failure.message
 
 
 def test_settings_build_it_and_other_systems_refuse(monkeypatch: pytest.MonkeyPatch) -> None:

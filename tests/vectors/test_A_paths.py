@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from gym_ray import correlation
+from gym_ray.agents import ResponsesAPIAgentConfig, RunServers, ServerClient, SimpleResponsesAPIAgent
 from gym_ray.dialects import DIALECT_BY_PATH
 
 
@@ -30,34 +32,42 @@ def run_resources_parse(case: dict[str, Any]) -> object:
     return {"rollout_id": split.rollout_id, "rest": split.rest}
 
 
-def agent_urls(case: dict[str, Any]) -> correlation.AgentUrls:
-    config = case["global_config"]
-    mapping = config if isinstance(config, dict) else {}
-    tokens = mapping.get("token_id_capture") or {}
-    token_capture = bool(tokens.get("enabled")) and bool(tokens.get("all_agents") or case["agent_token_id_capture"])
-    servers = {}
-    for name, value in mapping.items():
-        if isinstance(value, dict) and "responses_api_models" in value:
-            (settings,) = value["responses_api_models"].values()
-            servers[name] = f"http://{settings['host']}:{settings['port']}"
-    correlate = mapping.get("observability_enabled") is True or token_capture
-    return correlation.AgentUrls(correlate, token_capture, servers)
+class Agent(SimpleResponsesAPIAgent):
+    """Only its URL helpers are asked."""
+
+    async def run(self, request: Request, body: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    async def responses(self, request: Request, body: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+def agent_of(case: dict[str, Any]) -> Agent:
+    config = ResponsesAPIAgentConfig(name="mine", token_id_capture=case.get("agent_token_id_capture", False))
+    return Agent(config, ServerClient(RunServers.from_config(case.get("global_config"))))
 
 
 def run_agent_urls(case: dict[str, Any]) -> object:
-    urls, body, base = agent_urls(case), case["body"], case["base_url"]
+    agent, body, base = agent_of(case), case["body"], case["base_url"]
     found = {
-        "rollout_id_from_run": urls.rollout_id_from_run(body),
-        "url_path_for_run": urls.url_path_for_run("/v1/responses", body),
-        "url_path_for_run_no_identity": urls.url_path_for_run("/v1/responses", {}),
-        "base_url_for_run": urls.base_url_for_run(base, body),
-        "base_url_for_run_no_identity": urls.base_url_for_run(base, {}),
+        "rollout_id_from_run": agent.rollout_id_from_run(body),
+        "url_path_for_run": agent.url_path_for_run("/v1/responses", body),
+        "url_path_for_run_no_identity": agent.url_path_for_run("/v1/responses", {}),
+        "base_url_for_run": agent.base_url_for_run(base, body),
+        "base_url_for_run_no_identity": agent.base_url_for_run(base, {}),
     }
     if "resolve_model_base_url" in case["expected"]:
         rollout_id = correlation.derive_rollout_id(body)
-        found["resolve_model_base_url"] = urls.resolve_model_base_url("policy_model", rollout_id)
-        found["resolve_model_base_url_no_id"] = urls.resolve_model_base_url("policy_model")
+        found["resolve_model_base_url"] = agent.resolve_model_base_url("policy_model", rollout_id)
+        found["resolve_model_base_url_no_id"] = agent.resolve_model_base_url("policy_model")
     return found
+
+
+def run_url_path_for_request(case: dict[str, Any]) -> object:
+    request = None
+    if case["request_path"] is not None:
+        request = Request({"type": "http", "path": case["request_path"], "path_params": case["path_params"] or {}})
+    return agent_of(case).url_path_for_request(case["url_path"], request)
 
 
 RUNNERS = {
@@ -71,9 +81,7 @@ RUNNERS = {
     "redirect": lambda c: correlation.restore_prefix_in_location(
         c["location"], c["status"], c["request_host"], c["capture_prefix"]
     ),
-    "url_path_for_request": lambda c: correlation.AgentUrls.url_path_for_request(
-        c["url_path"], (c["path_params"] or {}).get("rollout_id"), c["request_path"]
-    ),
+    "url_path_for_request": run_url_path_for_request,
 }
 
 
