@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from gym_ray.dialects import fields
 from gym_ray.dialects.conversion import answer_parts as items
-from gym_ray.dialects.conversion.carried import broken, name_of, objects, shown
+from gym_ray.dialects.conversion import free_text
+from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
 from gym_ray.dialects.conversion.message_usage import responses_usage
 from gym_ray.dialects.conversion.messages_input import input_items, joined_text, json_text
 from gym_ray.dialects.conversion.thinking import redacted_item, signed_item
 from gym_ray.dialects.synthesis.writer import fresh_id
-from gym_ray.errors import EngineError
 
 __all__ = ["answer_to_responses", "carried_settings", "request_to_responses"]
 
@@ -185,9 +185,7 @@ def _output_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _blocks(answer: Mapping[str, Any]) -> list[Any]:
     content = answer.get("content")
-    error = answer.get("error")
-    if isinstance(error, Mapping) and (answer.get("type") == "error" or content is None):
-        raise EngineError(f"the engine answered with an error: {name_of(error.get('message'), error.get('type'))}")
+    refuse_failure(answer)
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -236,13 +234,10 @@ def _output_item(kind: object, block: Any, custom: frozenset[str]) -> dict[str, 
 def _call_item(block: Mapping[str, Any], custom: frozenset[str]) -> dict[str, Any]:
     name, value = block["name"], block.get("input")
     call_id = name_of(block.get("id")) or fresh_id("call_")
-    free_text = value.get("input") if name in custom and isinstance(value, Mapping) else None
-    if isinstance(free_text, str):
-        return items.custom_call_item(call_id, name, free_text)
     try:
         arguments = value if isinstance(value, str) else json_text({} if value is None else value)
     except ValueError:
         raise broken(f"the input of the call {call_id}", "is nested too deeply") from None
     if name in custom:
-        return items.custom_call_item(call_id, name, arguments)
+        return items.custom_call_item(call_id, name, free_text.as_input(arguments))
     return items.function_call_item(call_id, name, arguments)

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gym_ray.dialects import fields, reading
-from gym_ray.dialects.conversion.carried import broken, name_of, objects, shown
+from gym_ray.dialects.conversion import free_text
+from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
 from gym_ray.dialects.conversion.message_usage import messages_usage
 from gym_ray.dialects.conversion.responses_turns import Conversation
 from gym_ray.dialects.conversion.thinking import thinking_block
 from gym_ray.dialects.synthesis.writer import fresh_id
-from gym_ray.errors import EngineError
 
 __all__ = ["answer_to_messages", "request_to_messages"]
 
@@ -42,7 +42,7 @@ _EFFORTS: Final = {
     "max": "max",
 }
 _STOPS: Final = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
-_STATUS_OF_CODE: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
+_UNFINISHED: Final = ("failed", "cancelled", "queued", "in_progress")
 
 
 def request_to_messages(
@@ -147,31 +147,18 @@ def _tool_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 def _tool(raw: object, path: str) -> dict[str, Any]:
     tool = fields.as_object(raw, path)
     kind = tool.get("type")
-    if kind not in ("function", "custom"):
+    if kind == "custom":
+        tool = free_text.as_function(tool, path)
+    elif kind != "function":
         raise fields.unsupported(f"{path}.type", f"{shown(kind)} tools have no form in the engine's dialect")
+    description, schema = tool.get("description"), tool.get("parameters")
     result: dict[str, Any] = {"name": fields.as_string(tool.get("name"), f"{path}.name")}
-    description = tool.get("description")
     if description is not None:
         result["description"] = fields.as_string(description, f"{path}.description")
-    if kind == "custom":
-        return {**result, **_custom_form(tool.get("format"), result.get("description", ""), f"{path}.format")}
-    schema = tool.get("parameters")
     result["input_schema"] = (
         {"type": "object", "properties": {}} if schema is None else fields.as_object(schema, f"{path}.parameters")
     )
     return result
-
-
-def _custom_form(form: object, description: str, path: str) -> dict[str, Any]:
-    """Return how a tool of free text is declared: one text argument, a grammar told in words."""
-    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    form = {} if form is None else fields.as_object(form, path)
-    if form.get("type") != "grammar":
-        return {"input_schema": schema}
-    syntax = fields.as_string(form.get("syntax"), f"{path}.syntax")
-    definition = fields.as_string(form.get("definition"), f"{path}.definition")
-    told = f"The input must follow this {syntax} grammar:\n{definition}"
-    return {"input_schema": schema, "description": f"{description}\n\n{told}" if description else told}
 
 
 def _tool_choice(value: object) -> dict[str, Any] | None:
@@ -216,15 +203,10 @@ def _carried(body: Mapping[str, Any], carried: Mapping[str, Any]) -> dict[str, A
 
 
 def _finished_output(response: Mapping[str, Any]) -> list[Any]:
+    refuse_failure(response)
     status, output = response.get("status"), response.get("output")
-    error = response.get("error")
-    if status == "failed" or (isinstance(error, Mapping) and not isinstance(output, list)):
-        error = error if isinstance(error, Mapping) else {}
-        code = name_of(error.get("code"))
-        told = name_of(error.get("message"), code, "it does not say why")
-        raise EngineError(f"the engine's answer failed: {told}", _STATUS_OF_CODE.get(code, 502))
-    if status in ("in_progress", "queued", "cancelled"):
-        raise broken("status", f"is {status!r}: this is no finished answer")
+    if status in _UNFINISHED:
+        raise broken("status", f"is {shown(status)}: this is no finished answer")
     if not isinstance(output, list):
         raise broken("output", f"should be a list of items, not {shown(output)}")
     return output
@@ -268,7 +250,7 @@ def _stop(response: Mapping[str, Any], content: list[dict[str, Any]]) -> tuple[s
         return "tool_use", None
     parts = [part for item in objects(response.get("output")) for part in objects(item.get("content"))]
     said = [part.get("type") for part in parts if part.get("text") or part.get("refusal")]
-    if said and set(said) == {"refusal"}:
+    if said and all(kind == "refusal" for kind in said):
         return "refusal", None
     aside = response.get("gym_ray")
     sequence = aside.get("stop_sequence") if isinstance(aside, Mapping) else None

@@ -268,8 +268,8 @@ def test_a_call_of_a_custom_tool_comes_back_as_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "error: Overloaded"),
-        ({"error": {"type": "overloaded_error"}}, "error: overloaded_error"),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "failed: 'Overloaded'"),
+        ({"error": {"type": "overloaded_error"}}, "the engine failed"),
         ({}, "content should be a list of blocks, not null"),
         ({"content": {"a": 1}}, "content should be a list"),
     ],

@@ -203,6 +203,7 @@ def test_harmless_values_pass() -> None:
         ({"input": [{"role": "user"}]}, 422, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, 400,
          "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": []}]}]}, 400, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 422, "input[0].content[0].text"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, 400,
          "input[0].content[0].file_id"),
@@ -306,10 +307,10 @@ def test_refusing_alone_is_a_refusal() -> None:
 @pytest.mark.parametrize(
     ("response", "status", "message"),
     [
-        ({"status": "failed", "error": {"code": "rate_limit_exceeded", "message": "slow"}}, 429, "failed: slow"),
-        ({"status": "failed", "error": {"code": "server_error"}, "output": []}, 502, "failed: server_error"),
-        ({"status": "failed"}, 502, "it does not say why"),
-        ({"error": {"message": "no such model"}}, 502, "no such model"),
+        ({"status": "failed", "error": {"code": "rate_limit_exceeded", "message": "slow"}}, 429, "failed: 'slow'"),
+        ({"status": "failed", "error": {"code": "server_error"}, "output": []}, 502, "the engine failed"),
+        ({"status": "failed"}, 502, "status is 'failed'"),
+        ({"error": {"message": "no such model"}}, 502, "'no such model'"),
         ({"status": "in_progress", "output": []}, 502, "status is 'in_progress'"),
         ({}, 502, "output should be a list of items, not null"),
     ],
