@@ -65,6 +65,9 @@ class Unreadable(Exception):
 async def raises_unreadable(row, ctx):
     raise Unreadable
 
+async def raises_token(row, ctx):
+    raise ValueError("401 for " + ctx.api_key)
+
 async def raises(row, ctx):
     raise ValueError("no\\nluck")
 
@@ -510,6 +513,28 @@ async def test_http_agent_posts_the_row_once_with_its_id() -> None:
     assert json.loads(body) == json.loads(row)
     assert headers["idempotency-key"] == "0-1"
     assert "cookie" not in headers
+    assert "x-gym-ray-run-token" not in headers
+
+
+async def test_http_agent_gets_the_runs_token_in_a_header_and_nowhere_else() -> None:
+    server = HttpAgentServer(JSONResponse({"reward": 1.0}))
+    reply_of(await run_one(HTTP, {"http://agent": server}, token="run-token"))
+    ((path, body, headers),) = server.requests
+    assert headers.pop("x-gym-ray-run-token") == "run-token"
+    assert "run-token" not in f"{path}{body!r}{headers}"
+
+
+async def test_an_agent_that_repeats_the_token_does_not_get_it_stored(agent_file: Path) -> None:
+    assert reply_of(await run_one(from_file(agent_file, "echo"), token="run-token"))["key"] == "**********"
+    server = HttpAgentServer(JSONResponse({"detail": "x" * 1995 + "run-token"}, 500))
+    failure = (await run_one(HTTP, {"http://agent": server}, token="run-token")).failure
+    assert failure is not None
+    assert failure.response_body is not None
+    assert "run-t" not in failure.response_body, "nor the half of it that is left by a cut"
+    failure = (await run_one(from_file(agent_file, "raises_token"), token="run-token")).failure
+    assert failure is not None
+    assert failure.message == "401 for **********"
+    assert "run-token" not in repr(failure)
 
 
 @pytest.mark.parametrize(
