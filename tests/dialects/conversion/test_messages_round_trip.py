@@ -17,6 +17,7 @@ from gym_ray.dialects.conversion.messages_to_responses import (
     carried_settings,
     request_to_responses,
 )
+from gym_ray.dialects.conversion.preparation import prepare
 from gym_ray.dialects.conversion.responses_to_messages import answer_to_messages, request_to_messages
 from gym_ray.errors import EngineError, UnsupportedRequestError
 
@@ -158,6 +159,7 @@ def test_a_conversation_survives_the_way_through_responses(
     if declared:
         body |= {"tools": declared, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     hub = request_to_responses(body)
+    assert prepare("responses", hub).body == hub  # the strict check of a Responses route has no complaint
     back = request_to_messages(hub, carried=carried_settings(body))
     assert back == {**body, "system": [{"type": "text", "text": system}]}
 
