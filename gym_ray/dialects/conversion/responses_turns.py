@@ -34,6 +34,7 @@ class Conversation:
     def __init__(self, *, remote_images: bool, unsigned_thinking: bool) -> None:
         self.system: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
+        self._results = 0  # tool results at the head of the message that is being filled
         self._remote_images = remote_images
         self._unsigned_thinking = unsigned_thinking
         self._readers: Mapping[str, Callable[[Mapping[str, Any], str], None]] = {
@@ -70,11 +71,16 @@ class Conversation:
             reader(item, path)
 
     def _say(self, role: str, blocks: list[dict[str, Any]]) -> None:
-        if not blocks:
-            return
+        if blocks:
+            self._speaker(role).extend(blocks)
+
+    def _speaker(self, role: str) -> list[dict[str, Any]]:
+        """Return the content of the message that is this role's turn to fill."""
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
-        self.messages[-1]["content"] += blocks
+            self._results = 0
+        content: list[dict[str, Any]] = self.messages[-1]["content"]
+        return content
 
     def _message(self, item: Mapping[str, Any], path: str) -> None:
         role, content = item.get("role"), item.get("content")
@@ -140,11 +146,8 @@ class Conversation:
 
     def _answer_call(self, block: dict[str, Any]) -> None:
         """Put a result before what the user said in the same turn: Messages wants results first."""
-        if not self.messages or self.messages[-1]["role"] != "user":
-            self.messages.append({"role": "user", "content": []})
-        content = self.messages[-1]["content"]
-        place = next((i for i, other in enumerate(content) if other["type"] != "tool_result"), len(content))
-        content.insert(place, block)
+        self._speaker("user").insert(self._results, block)
+        self._results += 1
 
 
 def _text_blocks(text: str) -> list[dict[str, Any]]:
