@@ -85,7 +85,7 @@ def messages_stream(deltas: int) -> list[dict[str, Any]]:
         return {"type": "content_block_delta", "index": index, "delta": members}
 
     tool = {"type": "tool_use", "id": "toolu_1", "name": "write", "input": {}}
-    start = {
+    start: dict[str, Any] = {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
