@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -387,7 +388,16 @@ async def test_no_files_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_cancelling_while_the_files_are_written_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made: list[str] = []
+    gate = threading.Event()
+
+    def slow_mkdtemp(prefix: str) -> str:
+        assert gate.wait(20)
+        made.append(str(tmp_path / prefix))
+        os.mkdir(made[0])
+        return made[0]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", slow_mkdtemp)
     agent = CommandAgent("cli", options("true"))
     async with in_process_client({}) as http:
         task = asyncio.create_task(agent.run(ROW, RunContext("0-0", http, TOKEN, URLS)))
@@ -395,9 +405,11 @@ async def test_cancelling_while_the_files_are_written_leaves_none(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # the thread has ended
-    await asyncio.sleep(0)
-    assert os.listdir(tmp_path) == []
+    assert made == []
+    gate.set()
+    async with asyncio.timeout(20):
+        while not made or there(made[0]):  # noqa: ASYNC110 - a thread makes and removes it
+            await asyncio.sleep(0.01)
 
 
 async def test_files_that_cannot_be_written_are_no_fault_of_the_command(
