@@ -11,7 +11,7 @@ from gym_ray.actors.metrics import MetricsPublisher
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
-from gym_ray.model_server.engines import build_engine
+from gym_ray.model_server.engines import app_options, build_engine
 from gym_ray.settings import RunSettings
 
 __all__ = ["ModelServerHost"]
@@ -46,7 +46,13 @@ class ModelServerHost(HttpHost):
         if self._writer is not None:
             self._metrics = MetricsPublisher(self._writer.telemetry, self._server_name)
             self._metrics.start()
-        return build_app(engine, server_name=self._server_name, capture=self._writer, run_token=self._run_token)
+        return build_app(
+            engine,
+            server_name=self._server_name,
+            capture=self._writer,
+            run_token=self._run_token,
+            options=app_options(self._settings.servers[self._server_name]),
+        )
 
     def _say_why(self, reason: str) -> None:
         self._waits_for = f"{self._server_name}: {reason}"

@@ -11,7 +11,14 @@ from typing import Final
 
 from gym_ray.dialects.frames import event_frame, typed_frame
 
-__all__ = ["chat_error_frame", "messages_error_frame", "messages_error_type", "openai_error_type", "response_error"]
+__all__ = [
+    "MESSAGES_ERROR_TYPES",
+    "chat_error_frame",
+    "messages_error_frame",
+    "messages_error_type",
+    "openai_error_type",
+    "response_error",
+]
 
 _SERVER_FAULT = 500
 _OPENAI_TYPES: Final[Mapping[int, str]] = {
@@ -32,6 +39,8 @@ _MESSAGES_TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+MESSAGES_ERROR_TYPES: Final = frozenset({*_MESSAGES_TYPES.values(), "invalid_request_error", "api_error"})
+"""Every ``type`` that an Anthropic error may have."""
 # The list of codes is closed. It has one for prompts that cannot be used, and none for keys, models or time limits.
 _RESPONSE_CODES: Final[Mapping[int, str]] = {
     400: "invalid_prompt",

@@ -1,6 +1,7 @@
-"""The HTTP service in front of an engine: three generation routes, forwarded as they are, and captured.
+"""The HTTP service in front of an engine: three generation routes, captured.
 
-An answer reaches the client as the engine sends it, byte for byte. When an engine dies in mid-answer the client's
+A dialect that the engine speaks is forwarded as it is, and the answer reaches the client as the engine sends it, byte
+for byte; the others are converted (``bridged.py``). When an engine dies in mid-answer the client's
 connection is cut; an answer that did not end well never looks as if it had.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hmac
 import logging
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,10 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from gym_ray import exact_json
 from gym_ray.correlation import split_rollout_prefix
-from gym_ray.dialects import DIALECT_BY_PATH
-from gym_ray.errors import EngineError
+from gym_ray.dialects import DIALECT_BY_PATH, MESSAGES, RESPONSES
+from gym_ray.errors import EngineError, InvalidRequestError
 from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
+from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
 from gym_ray.model_server.disconnect import CancelOnDisconnect
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.errors_wire import (
@@ -32,15 +35,35 @@ from gym_ray.model_server.errors_wire import (
     engine_error_response,
     error_response,
     invalid_body_response,
+    invalid_request_response,
 )
+from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import request_headers
+from gym_ray.model_server.vllm import VllmEngine
 
-__all__ = ["DEFAULT_MAX_BODY_BYTES", "build_app"]
+__all__ = ["DEFAULT_MAX_BODY_BYTES", "AppOptions", "build_app"]
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 64 * 1024**2
 _HEALTH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """How a model server behaves.
+
+    Attributes:
+        max_body_bytes: Largest request body; a larger one is a 413.
+        forwarded: Dialects whose requests go to the engine as they are; None forwards all that the engine speaks.
+        bridge: How all others are served.
+        tokenizes: Serve ``POST /tokenize``, which answers a Responses body with its prompt ids (A173).
+    """
+
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    forwarded: frozenset[str] | None = None
+    bridge: BridgeOptions = field(default_factory=BridgeOptions)
+    tokenizes: bool = False
 
 
 def build_app(
@@ -49,7 +72,7 @@ def build_app(
     server_name: str,
     capture: CaptureWriter | None,
     run_token: str | None = None,
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    options: AppOptions | None = None,
 ) -> Starlette:
     """Build the application of one model server.
 
@@ -62,10 +85,14 @@ def build_app(
         server_name: Name of the server in the settings.
         capture: Records prefixed calls; None records nothing, prefixes are still removed (A11).
         run_token: Token that clients must send as their API key; None accepts everybody.
-        max_body_bytes: Largest request body; a larger one is a 413.
+        options: How the server behaves.
     """
-    service = _Service(engine, server_name, run_token, max_body_bytes)
+    options = options or AppOptions()
+    service = _Service(engine, server_name, run_token, options)
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
+    routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
+    if options.tokenizes:
+        routes.append(Route("/tokenize", service.tokenize, methods=["POST"]))
     routes.append(Route("/v1/models", service.models, methods=["GET"]))
     routes.append(Route("/health", service.health, methods=["GET"]))
     if capture is not None:
@@ -78,11 +105,13 @@ def build_app(
 
 
 class _Service:
-    def __init__(self, engine: Engine, server_name: str, run_token: str | None, max_body_bytes: int) -> None:
+    def __init__(self, engine: Engine, server_name: str, run_token: str | None, options: AppOptions) -> None:
         self._engine = engine
         self._server_name = server_name
         self._run_token = run_token.encode() if run_token else None
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = options.max_body_bytes
+        self._forwarded = engine.dialects if options.forwarded is None else options.forwarded
+        self._bridged = BridgedRoute(engine, server_name, options.bridge)
 
     async def generate(self, request: Request) -> Response:
         """Answer one generation request from the engine."""
@@ -95,15 +124,47 @@ class _Service:
             body = _parse_object(raw)
         except InvalidBodyError as problem:
             return invalid_body_response(dialect, problem)
-        if dialect not in self._engine.dialects:
-            return error_response(dialect, 501, self._unspoken(dialect))
-        headers = request_headers(request.headers.items())
-        query = request.scope["query_string"].decode("latin-1")
+        if dialect not in self._forwarded:
+            return await self._bridged.respond(request, dialect, body, len(raw))
+        return await self._forward(request, EngineRequest(dialect, body, raw, *_passed_on(request)))
+
+    async def _forward(self, request: Request, asked: EngineRequest) -> Response:
         try:
-            answer = await self._engine.answer(EngineRequest(dialect, body, raw, headers, query))
+            answer = await self._engine.answer(asked)
         except EngineError as exc:
-            return self._engine_failed(dialect, exc)
+            publish_failure(request.scope, exc)
+            return self._engine_failed(asked.dialect, exc)
+        publish_answer(request.scope, answer, streamed=asked.stream)
         return _EngineResponse(answer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer ``POST /v1/messages/count_tokens`` from the engine; nothing is generated."""
+        self._check_token(request)
+        raw = await self._read_body(request)
+        try:
+            body = _parse_object(raw)
+            answer = await self._engine.count_tokens(EngineRequest(MESSAGES, body, raw, *_passed_on(request)))
+        except InvalidBodyError as problem:
+            return invalid_body_response(MESSAGES, problem)
+        except EngineError as exc:
+            return self._engine_failed(MESSAGES, exc)
+        return _EngineResponse(answer)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer a Responses body with the ids of its prompt: ``{"tokens": [int, …]}`` (A173)."""
+        self._check_token(request)
+        raw = await self._read_body(request)
+        try:
+            bridge = await self._bridged.bridge(RESPONSES, _parse_object(raw), len(raw))
+            assert isinstance(self._engine, VllmEngine)  # the one kind of engine whose settings ask for this route
+            tokens = await self._engine.tokenize(bridge.body)
+        except InvalidBodyError as problem:
+            return invalid_body_response(RESPONSES, problem)
+        except InvalidRequestError as error:
+            return invalid_request_response(RESPONSES, error)
+        except EngineError as exc:
+            return self._engine_failed(RESPONSES, exc)
+        return Response(exact_json.dumps({"tokens": tokens}), media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         """Answer ``GET /v1/models`` from the engine."""
@@ -154,13 +215,6 @@ class _Service:
         limit = f"this server takes at most {self._max_body_bytes} bytes"
         return HTTPException(413, f"the request body is too large ({size} bytes); {limit}")
 
-    def _unspoken(self, dialect: str) -> str:
-        paths = [f"{spoken} ({path})" for path, spoken in DIALECT_BY_PATH.items() if spoken in self._engine.dialects]
-        return (
-            f"the engine of model server {self._server_name!r} does not speak the {dialect} dialect; "
-            f"it speaks: {', '.join(paths) or 'none'}"
-        )
-
 
 class _EngineResponse(Response):
     """Relays an engine's answer; whatever ends it early ends the client's connection too."""
@@ -182,6 +236,11 @@ class _EngineResponse(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await answer.aclose()
+
+
+def _passed_on(request: Request) -> tuple[dict[str, str], str]:
+    """Return the headers and the query that go to an engine."""
+    return request_headers(request.headers.items()), request.scope["query_string"].decode("latin-1")
 
 
 def _parse_object(raw: bytes) -> dict[str, Any]:

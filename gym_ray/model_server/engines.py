@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from gym_ray.dialects import MESSAGES
 from gym_ray.errors import SettingsError
+from gym_ray.model_server.app import AppOptions
+from gym_ray.model_server.bridged import BridgeOptions
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
 from gym_ray.model_server.upstream import UpstreamEngine, UpstreamLimits
-from gym_ray.settings import LocalModelOptions, OpenAIModelOptions, ServerSettings
+from gym_ray.model_server.vllm import VllmBehaviour, VllmEngine
+from gym_ray.settings import (
+    AnthropicModelOptions,
+    CompactingVllmModelOptions,
+    LocalModelOptions,
+    ModelOptions,
+    OpenAIModelOptions,
+    ServerSettings,
+    UpstreamOptions,
+    VllmModelOptions,
+)
 
-__all__ = ["build_engine"]
+__all__ = ["app_options", "build_engine"]
+
+_PREFIX_FIELD = "required_prefix_token_ids"
 
 
 def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Engine:
@@ -24,28 +41,92 @@ def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Eng
     """
     match server.options:
         case OpenAIModelOptions() as options:
-            return _openai_engine(server, options)
+            key, dialects = options.openai_api_key.get_secret_value(), options.dialects
+            return _upstream(server, options, options.openai_base_url, key, options.openai_model, dialects)
+        case VllmModelOptions() as options:
+            return _vllm_engine(server, options)
+        case AnthropicModelOptions() as options:
+            return _anthropic_engine(server, options)
         case LocalModelOptions() as options:
             return _local_engine(server, options, local_engine_url)
     raise SettingsError(
         "settings",
         f"{server.name}.{server.type}.{server.implementation}",
         "has no engine",
-        "a model server is an openai_model or a local_model",
+        "a model server is an openai_model, a vllm_model, an anthropic_model or a local_model",
     )
 
 
-def _openai_engine(server: ServerSettings, options: OpenAIModelOptions) -> UpstreamEngine:
+def app_options(server: ServerSettings) -> AppOptions:
+    """Return how the application of a model server is to behave.
+
+    Raises:
+        SettingsError: The server is not a model server.
+    """
+    options = server.options
+    if not isinstance(options, ModelOptions):
+        raise SettingsError("settings", f"{server.name}.{server.type}", "is no model server")
+    compacting = isinstance(options, CompactingVllmModelOptions)
+    bridge = BridgeOptions(
+        default_max_tokens=options.max_output_tokens if isinstance(options, AnthropicModelOptions) else 4096,
+        split_think=options.uses_reasoning_parser if isinstance(options, VllmModelOptions) else True,
+        unsigned_thinking=not isinstance(options, AnthropicModelOptions),
+        keep_alive_s=options.keep_alive_s,
+        incomplete_event=options.replay_incomplete_event,
+        extensions=frozenset({_PREFIX_FIELD}) if compacting else frozenset(),
+    )
+    return AppOptions(max_body_bytes=options.max_body_bytes, bridge=bridge, tokenizes=compacting)
+
+
+def _upstream(
+    server: ServerSettings,
+    options: UpstreamOptions,
+    base_url: str,
+    key: str,
+    model: str,
+    dialects: Collection[str],
+    default_headers: dict[str, str] | None = None,
+) -> UpstreamEngine:
+    prefix = {"openai_model": "openai_", "anthropic_model": "anthropic_"}.get(server.implementation, "")
     return UpstreamEngine(
-        options.openai_base_url,
-        api_key=options.openai_api_key.get_secret_value(),
-        model_name=options.openai_model,
+        base_url,
+        api_key=key,
+        model_name=model,
+        dialects=dialects,
         limits=UpstreamLimits(
             max_connections=options.max_connections,
             connect_timeout_s=options.connect_timeout_s,
             read_timeout_s=options.request_timeout_s,
         ),
-        key_setting=f"{server.name}.{server.type}.{server.implementation}.openai_api_key",
+        key_setting=f"{server.name}.{server.type}.{server.implementation}.{prefix}api_key",
+        default_headers=default_headers,
+    )
+
+
+def _vllm_engine(server: ServerSettings, options: VllmModelOptions) -> VllmEngine:
+    key = options.api_key.get_secret_value()
+    return VllmEngine(
+        _upstream(server, options, options.base_url, key, options.model, options.dialects),
+        served_model=options.model,
+        behaviour=VllmBehaviour(
+            chat_template_kwargs=options.chat_template_kwargs,
+            extra_body=options.extra_body,
+            replace_developer_role_with_system=options.replace_developer_role_with_system,
+            propagate_context_overflow_errors=options.propagate_context_overflow_errors,
+            sequential_reasoning_allowed=options.sequential_reasoning_allowed,
+        ),
+    )
+
+
+def _anthropic_engine(server: ServerSettings, options: AnthropicModelOptions) -> UpstreamEngine:
+    return _upstream(
+        server,
+        options,
+        options.anthropic_base_url,
+        options.anthropic_api_key.get_secret_value(),
+        options.anthropic_model,
+        (MESSAGES,),
+        {"anthropic-version": options.anthropic_version},
     )
 
 

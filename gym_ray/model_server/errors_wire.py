@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gym_ray import exact_json
 from gym_ray.dialects import MESSAGES
+from gym_ray.dialects.failures import MESSAGES_ERROR_TYPES, messages_error_type, openai_error_type
 from gym_ray.errors import EngineError, InvalidRequestError
 
 __all__ = [
@@ -25,22 +26,6 @@ __all__ = [
 ]
 
 _UNPROCESSABLE = 422
-_OPENAI_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-_MESSAGES_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-_KNOWN_MESSAGES_TYPES = {*_MESSAGES_TYPES.values(), "invalid_request_error", "api_error", "billing_error"}
 
 
 class InvalidBodyError(ValueError):
@@ -127,7 +112,7 @@ def _of_other_family(dialect: str, status: int, answer: Mapping[str, Any]) -> di
     if dialect != MESSAGES:
         own["type"] = kind if isinstance(kind, str) else own["type"]
         own |= {name: error[name] for name in ("param", "code") if error.get(name) is not None}
-    elif isinstance(kind, str) and kind in _KNOWN_MESSAGES_TYPES:
+    elif isinstance(kind, str) and kind in MESSAGES_ERROR_TYPES:
         own["type"] = kind
     return made
 
@@ -137,12 +122,9 @@ def _unprocessable(dialect: str | None, detail: Sequence[Mapping[str, Any]], mes
 
 
 def _error(dialect: str | None, status: int, message: str) -> dict[str, Any]:
-    fallback = "invalid_request_error" if status < 500 else None
     if dialect == MESSAGES:
-        kind = _MESSAGES_TYPES.get(status, fallback or "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
-    kind = _OPENAI_TYPES.get(status, fallback or "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+        return {"type": "error", "error": {"type": messages_error_type(status), "message": message}}
+    return {"error": {"message": message, "type": openai_error_type(status), "param": None, "code": status}}
 
 
 def _json(status: int, body: dict[str, Any]) -> Response:

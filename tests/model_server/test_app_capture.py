@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from gym_ray.dialects import DIALECT_BY_PATH
-from gym_ray.errors import EngineError
+from gym_ray.errors import EngineError, EngineUnavailableError
 from gym_ray.model_call_capture import CaptureWriter
-from gym_ray.model_server.app import build_app
+from gym_ray.model_server.app import AppOptions, build_app
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
@@ -122,7 +122,7 @@ async def test_failures_are_recorded_as_the_caller_sees_them(
     recorded_status: int | None,
     category: str,
 ) -> None:
-    async with capturing(tmp_path, FakeEngine(script=script), max_body_bytes=1000) as captured:
+    async with capturing(tmp_path, FakeEngine(script=script), options=AppOptions(max_body_bytes=1000)) as captured:
         response = await captured.http.post("/ng-rollout/0-0/v1/responses", content=content)
         [record] = captured.records()
     assert response.status_code == status
@@ -131,11 +131,30 @@ async def test_failures_are_recorded_as_the_caller_sees_them(
         assert record["response"] == response.json()
 
 
-async def test_a_dialect_the_engine_does_not_speak_is_recorded(tmp_path: Path) -> None:
-    async with capturing(tmp_path, FakeEngine(dialects={"chat"})) as captured:
+async def test_a_call_of_an_engine_that_speaks_no_dialect_is_recorded(tmp_path: Path) -> None:
+    async with capturing(tmp_path, FakeEngine(dialects=())) as captured:
         response = await captured.http.post("/ng-rollout/0-0/v1/messages", json=BODY)
         [record] = captured.records()
     assert (response.status_code, record["status_code"], record["error_category"]) == (501, 501, "upstream_error")
+
+
+async def test_the_record_tells_whether_the_engine_was_asked_and_what_it_said(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def script(request: EngineRequest) -> ScriptedAnswer:
+        asked.append(request.dialect)
+        if len(asked) == 1:
+            return ScriptedAnswer([b'{"error":{"message":"busy"}}'], 503)
+        raise EngineUnavailableError("no connection")
+
+    names = ["upstream_attempted", "response_source", "upstream_status_code", "local_response_reason"]
+    async with capturing(tmp_path, FakeEngine(script=script)) as captured:
+        for content in (b"{}", b"{}", b"[]"):
+            await captured.http.post("/ng-rollout/0-0/v1/responses", content=content)
+        refused, unreachable, invalid = captured.records()
+    assert [refused[name] for name in names] == [True, "upstream", 503, None]
+    assert [unreachable[name] for name in names] == [True, None, None, None]
+    assert [name for name in names if name in invalid] == []
 
 
 async def test_an_engine_that_dies_in_mid_stream_leaves_a_record_and_no_clean_end(tmp_path: Path) -> None:

@@ -46,3 +46,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def departures() -> dict[str, Any]:
     """The table of departures: rule -> {file, ids or predicate, why}."""
     return tomllib.loads((HERE / "departures.toml").read_text("utf-8"))
+
+
+@pytest.fixture
+def document(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The vector file of the adapter, without its cases."""
+    whole = json.loads(_vector_file(request.config, Path(request.module.__file__)).read_text("utf-8"))
+    return {key: value for key, value in whole.items() if key not in ("vectors", "cases")}

@@ -1,0 +1,210 @@
+"""Serves clients whose dialect the engine does not speak: check, convert, ask for a complete answer, convert back.
+
+Where the client streams, the answer is replayed as server-sent events once it is complete (A132, A136).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gym_ray import exact_json
+from gym_ray.dialects import RESPONSES
+from gym_ray.dialects.conversion.bridge import Bridge, dialect_to_ask
+from gym_ray.dialects.conversion.preparation import PreparedRequest, prepare
+from gym_ray.dialects.replay import replay_frames
+from gym_ray.dialects.terminal import is_error_payload
+from gym_ray.errors import EngineError, InvalidRequestError, UnsupportedRequestError
+from gym_ray.model_call_capture.exchange import publish_usage
+from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
+from gym_ray.model_server.errors_wire import (
+    converted_error_response,
+    engine_error_response,
+    error_response,
+    invalid_request_response,
+)
+from gym_ray.model_server.facts import publish_answer, publish_failure
+from gym_ray.model_server.headers import dialect_free_headers, request_headers
+from gym_ray.model_server.replayed import CallFailedError, ReplayedStream
+
+__all__ = ["BridgeOptions", "BridgedRoute"]
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_OFF_LOOP_BYTES = 128 * 1024
+"""A larger body is converted on a thread: conversion is Python, and others must be served meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeOptions:
+    """How converted calls are served.
+
+    Attributes:
+        default_max_tokens: Bound of an answer where the engine's dialect demands one and the client gives none.
+        split_think: Reasoning in ``<think>`` tags of a chat answer becomes a reasoning item (A166).
+        unsigned_thinking: The engine takes thinking without a signature; false leaves such thinking out.
+        keep_alive_s: Longest silence of a replayed stream (A139).
+        incomplete_event: An incomplete Responses stream ends with ``response.incomplete`` (W10).
+        extensions: Request members beyond the dialects' own, which go to the engine unchanged (A172).
+    """
+
+    default_max_tokens: int = 4096
+    split_think: bool = True
+    unsigned_thinking: bool = True
+    keep_alive_s: float = 15.0
+    incomplete_event: bool = True
+    extensions: frozenset[str] = frozenset()
+
+
+class BridgedRoute:
+    """Answers requests of any dialect from an engine that is asked in the nearest one it speaks.
+
+    Args:
+        engine: The model.
+        server_name: Name of the server in the settings, for messages.
+        options: How calls are served.
+    """
+
+    def __init__(self, engine: Engine, server_name: str, options: BridgeOptions) -> None:
+        self._engine = engine
+        self._server_name = server_name
+        self._options = options
+
+    async def respond(self, request: Request, dialect: str, body: Mapping[str, Any], size: int) -> Response:
+        """Answer one request.
+
+        Args:
+            request: The HTTP request, its body read.
+            dialect: The client's dialect.
+            body: The parsed body.
+            size: Its length in bytes.
+        """
+        try:
+            bridge = await self.bridge(dialect, body, size)
+        except InvalidRequestError as error:
+            return invalid_request_response(dialect, error)
+        except UnsupportedRequestError as error:
+            return engine_error_response(dialect, error)
+        prepared = bridge.prepared
+        if prepared.stream:
+            return ReplayedStream(dialect, self._frames(request, bridge), self._options.keep_alive_s)
+        try:
+            answer = await self._guarded(self._complete(request, bridge), dialect)
+        except CallFailedError as failure:
+            return failure.response
+        return Response(exact_json.dumps(answer), 200, media_type="application/json")
+
+    async def bridge(self, dialect: str, body: Mapping[str, Any], size: int) -> Bridge:
+        """Check and convert one request.
+
+        Raises:
+            InvalidRequestError: The body breaks the schema of its dialect.
+            UnsupportedRequestError: A field has no form in the engine's dialect, or the engine speaks none.
+        """
+        return await _aside(size, lambda: self._convert(dialect, body))
+
+    def _convert(self, dialect: str, body: Mapping[str, Any]) -> Bridge:
+        options = self._options
+        asked = dialect_to_ask(dialect, self._engine.dialects)
+        if asked is None:
+            raise UnsupportedRequestError(f"the engine of model server {self._server_name!r} speaks no dialect", 501)
+        prepared = prepare(dialect, body, extensions=options.extensions if dialect == RESPONSES else frozenset())
+        carried = {name: prepared.body[name] for name in options.extensions if name in prepared.body}
+        bridge = Bridge.of(
+            dialect,
+            asked,
+            _without(prepared, carried),
+            default_max_tokens=options.default_max_tokens,
+            split_think=options.split_think,
+            unsigned_thinking=options.unsigned_thinking,
+        )
+        bridge.body.update(carried)
+        return bridge
+
+    async def _frames(self, request: Request, bridge: Bridge) -> Sequence[bytes]:
+        async def serialised() -> Sequence[bytes]:
+            answer = await self._complete(request, bridge)
+            return replay_frames(
+                bridge.client,
+                answer,
+                include_usage=bridge.prepared.include_usage,
+                incomplete_event=self._options.incomplete_event,
+            )
+
+        return await self._guarded(serialised(), bridge.client)
+
+    async def _complete(self, request: Request, bridge: Bridge) -> dict[str, Any]:
+        """Ask the engine, and return its answer in the client's dialect."""
+        headers = dialect_free_headers(request_headers(request.headers.items()))
+        asked = EngineRequest(bridge.engine, bridge.body, exact_json.dumps(bridge.body), headers)
+        try:
+            reply = await self._engine.answer(asked)
+        except EngineError as error:
+            publish_failure(request.scope, error)
+            raise
+        publish_answer(request.scope, reply, streamed=False)
+        raw = await reply.read()
+        if reply.status >= 400:
+            raise self._refused(bridge.client, reply, raw)
+        answer = await _aside(len(raw), lambda: exact_json.loads_object(raw))
+        if answer is None:
+            raise EngineError(f"the engine answered {reply.status} with something that is no JSON object")
+        if is_error_payload(answer):
+            raise self._refused(bridge.client, reply, raw)
+        usage = answer.get("usage")
+        publish_usage(request.scope, usage if isinstance(usage, Mapping) else None)
+        return await _aside(len(raw), lambda: bridge.answer(answer))
+
+    def _refused(self, dialect: str, reply: EngineAnswer, raw: bytes) -> CallFailedError:
+        """Pass on an engine's refusal; one that came with a status of success gets 502 (A73)."""
+        status = reply.status if reply.status >= 400 else 502
+        headers = [pair for pair in reply.headers if pair[0] not in ("content-type", "content-length")]
+        content_type = next((value for name, value in reply.headers if name == "content-type"), "")
+        response = converted_error_response(dialect, status, raw, content_type)
+        response.headers.update(dict(headers))
+        return CallFailedError(status, _message(raw, status), response)
+
+    async def _guarded(self, work: Awaitable[_T], dialect: str) -> _T:
+        """Turn every failure of a call into :class:`CallFailedError`; no text of an unexpected one leaves here."""
+        try:
+            return await work
+        except CallFailedError:
+            raise
+        except EngineError as error:
+            if error.status >= 500:
+                _log.warning("%s: answered %d: %s", self._server_name, error.status, error.message)
+            response = engine_error_response(dialect, error)
+            raise CallFailedError(error.status, error.message, response) from error
+        except Exception as error:
+            _log.exception("%s: a converted call failed", self._server_name)
+            message = f"the model server failed: {type(error).__name__}"
+            raise CallFailedError(500, message, error_response(dialect, 500, message)) from error
+
+
+def _without(prepared: PreparedRequest, names: Mapping[str, Any]) -> PreparedRequest:
+    if not names:
+        return prepared
+    body = {name: value for name, value in prepared.body.items() if name not in names}
+    return PreparedRequest(body, prepared.stream, prepared.include_usage, prepared.namespaces)
+
+
+async def _aside(size: int, work: Callable[[], _T]) -> _T:
+    return work() if size <= _OFF_LOOP_BYTES else await asyncio.to_thread(work)
+
+
+def _message(raw: bytes, status: int) -> str:
+    """Return what an engine's error body says."""
+    parsed = exact_json.loads_object(raw) or {}
+    error = parsed.get("error")
+    found = error.get("message") if isinstance(error, Mapping) else error or parsed.get("message")
+    if isinstance(found, str) and found:
+        return found
+    return raw.decode("utf-8", "replace")[:1000] or f"the engine answered {status}"
