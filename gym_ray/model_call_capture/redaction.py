@@ -24,8 +24,12 @@ _DIGEST_BYTES = 8
 _LONGEST_DIGEST_KEY = 64
 _ESCAPED_IN_JSON = re.compile(r'["\\\x00-\x1f]')
 
+# JSON inside of JSON strings doubles the backslashes of every level. Five levels are read; without a bound, a long run
+# of backslashes would cost its square.
+_SLASHES, _NO_OR_SLASHES = r"\\{1,31}", r"\\{0,31}"
+
 # Behind a key: blanks, also those that a JSON text inside of a JSON string shows as \n and \t.
-_BLANKS = r"(?:\s|\\+[nrt])*"
+_BLANKS = rf"(?:\s|{_SLASHES}[nrt])*"
 _BARE = re.compile(r"-?[0-9][0-9.eE+-]*|true|false")
 
 
@@ -41,8 +45,8 @@ class Redactor:
     r"""Finds and replaces secrets in raw records; immutable, safe for any number of threads.
 
     Args:
-        secrets: Texts replaced wherever they stand, plainly or with JSON escapes (``\u002d``, ``\/``) of any depth.
-            Empty ones are left out.
+        secrets: Texts replaced wherever they stand, plainly or with JSON escapes (``\u002d``, ``\/``), in JSON
+            inside of JSON strings as well. Empty ones are left out.
         keys: JSON keys, any case and any depth, JSON inside of strings included, whose text, number or boolean is
             replaced. Objects and arrays under them are looked into as usual; null stays.
         patterns: Regular expressions whose matches in texts, and in keys, are replaced.
@@ -189,10 +193,10 @@ def _any_form(secret: str) -> str:
 
 
 def _any_character_form(character: str) -> str:
-    escape = "".join(rf"\\+u(?i:{unit})" for unit in _utf16(character))
+    escape = "".join(rf"{_SLASHES}u(?i:{unit})" for unit in _utf16(character))
     plain = re.escape(character)
     if character in '"\\/':
-        plain = rf"\\*{plain}"
+        plain = rf"{_NO_OR_SLASHES}{plain}"
     return f"(?:{plain}|{escape})"
 
 
@@ -216,7 +220,7 @@ def _anchor(secret: str) -> bytes:
 def _key_forms(keys: Sequence[str]) -> re.Pattern[str]:
     """Return an expression for any of the keys as a JSON key, and for the backslashes that its quotes have."""
     names = "|".join(_any_form(key) for key in keys)
-    return re.compile(rf'(?P<slashes>\\*)"(?:{names})(?P=slashes)"{_BLANKS}:{_BLANKS}', re.IGNORECASE)
+    return re.compile(rf'(?P<slashes>{_NO_OR_SLASHES})"(?:{names})(?P=slashes)"{_BLANKS}:{_BLANKS}', re.IGNORECASE)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -242,9 +246,12 @@ def _scalar_at(text: str, start: int, slashes: int) -> tuple[int, str] | None:
         bare = _BARE.match(text, start)
         return (bare.end(), bare.group()) if bare is not None else None
     start += len(opening)
-    for quote in re.compile(r'(\\*)"').finditer(text, start):
-        if len(quote[1]) % (2 * slashes + 2) == slashes:
-            return quote.end(), _decoded(text[start : quote.end() - slashes - 1], slashes)
+    piece, quote = start, text.find('"', start)
+    while quote >= 0:
+        before = text[piece:quote]
+        if (len(before) - len(before.rstrip("\\"))) % (2 * slashes + 2) == slashes:
+            return quote + 1, _decoded(text[start : quote - slashes], slashes)
+        piece, quote = quote + 1, text.find('"', quote + 1)
     line_feed = text.find("\n", start)  # a value that was cut off: no JSON text holds a raw line feed
     end = len(text) if line_feed < 0 else line_feed
     return end, text[start:end]

@@ -229,6 +229,15 @@ def test_matches_of_patterns_are_replaced_in_texts_and_keys() -> None:
     assert json.loads(record["response_raw"].removeprefix("data: ")) == clean
 
 
+@pytest.mark.parametrize("run", ["\\" * 300_000, "\\u" * 200_000, '\\"' * 200_000, '"password": "' * 50_000])
+def test_no_text_takes_more_than_linear_time(run: str) -> None:
+    chosen = redactor(keys=["password"], patterns=["never there"])
+    for body in (json.dumps({"k": run + SECRET, "password": "hunter-22"}), f"{run}{SECRET}"):
+        line = encode_exchange(exchange_of(body.encode()), chosen)
+        assert SECRET.encode() not in line
+        assert b"hunter" not in line
+
+
 @pytest.mark.parametrize("pattern", ["a(b", "x*"])
 def test_a_pattern_that_cannot_work_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(pattern))):
