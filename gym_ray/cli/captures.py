@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,8 @@ from gym_ray import exact_json
 from gym_ray.errors import CaptureError, RolloutIdError
 from gym_ray.model_call_capture import CaptureStore, ModelCallRecord
 from gym_ray.model_call_capture.attachment import build_attachment
-from gym_ray.model_call_capture.records import aggregate_model_call_records, read_available_model_call_records
+from gym_ray.model_call_capture.quirk_flags import quirk_flags
+from gym_ray.model_call_capture.records import aggregate_model_call_records, build_records
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX
 
 __all__ = ["captures_app"]
@@ -33,22 +36,23 @@ def _open(directory: Path) -> CaptureStore:
 
 @captures_app.command("ls")
 def ls(directory: Directory) -> None:
-    """List the rollouts of a capture directory with their calls, tokens and state."""
+    """List the rollouts of a capture directory with their calls, tokens, state, and what is odd about their calls."""
     store = _open(directory)
     files = {path.name.removesuffix(CAPTURE_SUFFIX) for path in directory.glob(f"*{CAPTURE_SUFFIX}")}
     marked = {path.name.removesuffix(INCOMPLETE_SUFFIX) for path in directory.glob(f"*{INCOMPLETE_SUFFIX}")}
-    table = Table("rollout", "calls", "failed", "tokens in", "tokens out", "latency", "state", box=None)
+    table = Table("rollout", "calls", "failed", "tokens in", "tokens out", "latency", "state", "flags", box=None)
     for name in ("calls", "failed", "tokens in", "tokens out", "latency"):
         next(column for column in table.columns if column.header == name).justify = "right"
     for rollout_id in sorted(files | marked, key=_natural):
         try:
-            calls, damaged = read_available_model_call_records(store, rollout_id)
+            exchanges, unreadable = store.read_available(rollout_id)
         except (CaptureError, RolloutIdError) as error:
             table.add_row(escape(rollout_id), "?", "?", "?", "?", "?", escape(str(error)))
             continue
+        calls, unbuildable = build_records(exchanges)
         totals = aggregate_model_call_records(calls)
         failed = sum(1 for call in calls if call.error_category is not None)
-        state = _state(rollout_id in marked, damaged, len(calls))
+        state = _state(rollout_id in marked, unreadable + unbuildable, len(calls))
         table.add_row(
             escape(rollout_id),
             str(len(calls)),
@@ -57,6 +61,7 @@ def ls(directory: Directory) -> None:
             _known(totals["tokens_out"]),
             _milliseconds(totals["latency_total_ms"]),
             state,
+            _counted(flag for _, exchange in exchanges for flag in quirk_flags(exchange)),
         )
     Console().print(table if table.row_count else f"{escape(str(directory))}: no captures")
 
@@ -77,9 +82,10 @@ def show(
         sys.stdout.buffer.write(snapshot.data or b"")
         return
     console = Console(highlight=False)
-    calls, _ = read_available_model_call_records(store, rollout_id)
-    for call in calls:
-        _print_call(console, call)
+    exchanges, _ = store.read_available(rollout_id)
+    flags = {index: quirk_flags(exchange) for index, exchange in exchanges}
+    for call in build_records(exchanges)[0]:
+        _print_call(console, call, flags[call.call_index])
     for gap in build_attachment(rollout_id, snapshot).get("gaps", []):
         console.print(f"[yellow]gap[/] {gap['code']} {escape(str(gap.get('detail', '')))}")
 
@@ -92,7 +98,11 @@ def _state(marked: bool, damaged: int, calls: int) -> str:
     return "recorded" if calls else "no calls yet"
 
 
-def _print_call(console: Console, call: ModelCallRecord) -> None:
+def _counted(flags: Iterable[str]) -> str:
+    return ", ".join(f"{flag} ({count})" if count > 1 else flag for flag, count in sorted(Counter(flags).items()))
+
+
+def _print_call(console: Console, call: ModelCallRecord, flags: Iterable[str]) -> None:
     verdict = f"[red]{call.error_category}[/]" if call.error_category else "[green]ok[/]"
     console.rule(f"[bold]call {call.call_index}[/] {call.model_call_id} {verdict}", align="left")
     facts = {
@@ -103,6 +113,7 @@ def _print_call(console: Console, call: ModelCallRecord) -> None:
         "tokens in/out": f"{_known(call.tokens_in)}/{_known(call.tokens_out)}",
         "latency": _milliseconds(call.latency_total_ms),
         "first token": _milliseconds(call.latency_ttft_ms),
+        "flags": ", ".join(flags),
     }
     console.print("  ".join(f"[dim]{name}[/] {escape(str(value))}" for name, value in facts.items() if value))
     for label, payload, text in (
