@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
 from gym_ray.actors.metrics import MetricsPublisher
+from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.engines import app_options, build_engine
+from gym_ray.model_server.heavy_bodies import body_work
 from gym_ray.settings import RunSettings
 
 __all__ = ["ModelServerHost"]
@@ -34,6 +37,7 @@ class ModelServerHost(HttpHost):
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._metrics: MetricsPublisher | None = None
+        self._child: ChildInterpreter[Any] = ChildInterpreter(body_work)
         super().__init__(server_name, host, port)
 
     async def _open(self) -> ASGIApp:
@@ -52,6 +56,7 @@ class ModelServerHost(HttpHost):
             capture=self._writer,
             run_token=self._run_token,
             options=app_options(self._settings.servers[self._server_name]),
+            child=self._child,
         )
 
     def _say_why(self, reason: str) -> None:
@@ -78,3 +83,4 @@ class ModelServerHost(HttpHost):
             await asyncio.to_thread(self._writer.close)
         if self._metrics is not None:
             await self._metrics.close()
+        await asyncio.to_thread(self._child.close)

@@ -7,8 +7,10 @@ connection is cut; an answer that did not end well never looks as if it had.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gym_ray import exact_json
+from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.correlation import split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, InvalidRequestError
@@ -39,6 +42,7 @@ from gym_ray.model_server.errors_wire import (
 )
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import request_headers
+from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
 from gym_ray.model_server.vllm import VllmEngine
 
 __all__ = ["DEFAULT_MAX_BODY_BYTES", "AppOptions", "build_app"]
@@ -73,6 +77,7 @@ def build_app(
     capture: CaptureWriter | None,
     run_token: str | None = None,
     options: AppOptions | None = None,
+    child: ChildInterpreter[Any] | None = None,
 ) -> Starlette:
     """Build the application of one model server.
 
@@ -86,9 +91,11 @@ def build_app(
         capture: Records prefixed calls; None records nothing, prefixes are still removed (A11).
         run_token: Token that clients must send as their API key; None accepts everybody.
         options: How the server behaves.
+        child: Interpreter of :func:`~gym_ray.model_server.heavy_bodies.body_work`, owned by the caller; None parses
+            heavy bodies here, on a thread.
     """
     options = options or AppOptions()
-    service = _Service(engine, server_name, run_token, options)
+    service = _Service(engine, server_name, run_token, options, child)
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
     routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
     if options.tokenizes:
@@ -105,13 +112,21 @@ def build_app(
 
 
 class _Service:
-    def __init__(self, engine: Engine, server_name: str, run_token: str | None, options: AppOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        server_name: str,
+        run_token: str | None,
+        options: AppOptions,
+        child: ChildInterpreter[Any] | None,
+    ) -> None:
         self._engine = engine
         self._server_name = server_name
         self._run_token = run_token.encode() if run_token else None
         self._max_body_bytes = options.max_body_bytes
         self._forwarded = engine.dialects if options.forwarded is None else options.forwarded
         self._bridged = BridgedRoute(engine, server_name, options.bridge)
+        self._child = child
 
     async def generate(self, request: Request) -> Response:
         """Answer one generation request from the engine."""
@@ -121,12 +136,24 @@ class _Service:
         self._check_token(request)
         raw = await self._read_body(request)
         try:
-            body = _parse_object(raw)
+            body = await self._parse(raw, dialect)
         except InvalidBodyError as problem:
             return invalid_body_response(dialect, problem)
         if dialect not in self._forwarded:
             return await self._bridged.respond(request, dialect, body, len(raw))
         return await self._forward(request, EngineRequest(dialect, body, raw, *_passed_on(request)))
+
+    async def _parse(self, raw: bytes, dialect: str) -> Mapping[str, Any]:
+        if not is_heavy(raw):
+            return _parse_object(raw)
+        if self._child is None or dialect not in self._forwarded:
+            return await asyncio.to_thread(_parse_object, raw)
+        try:
+            return await parse_heavy(self._child, raw)
+        except ValueError as exc:
+            raise InvalidBodyError.from_json_error(exc) from None
+        except TypeError:
+            raise InvalidBodyError.no_object() from None
 
     async def _forward(self, request: Request, asked: EngineRequest) -> Response:
         try:
@@ -249,7 +276,7 @@ def _parse_object(raw: bytes) -> dict[str, Any]:
     except ValueError as exc:
         raise InvalidBodyError.from_json_error(exc) from None
     if not isinstance(body, dict):
-        raise InvalidBodyError("dict_type", "Input should be a valid dictionary")
+        raise InvalidBodyError.no_object()
     return body
 
 

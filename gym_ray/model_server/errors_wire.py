@@ -42,6 +42,11 @@ class InvalidBodyError(ValueError):
         self.kind, self.message, self.where = kind, message, where
 
     @classmethod
+    def no_object(cls) -> InvalidBodyError:
+        """Describe JSON of another kind."""
+        return cls("dict_type", "Input should be a valid dictionary")
+
+    @classmethod
     def from_json_error(cls, error: ValueError) -> InvalidBodyError:
         """Describe bytes that are no JSON."""
         if isinstance(error, json.JSONDecodeError):

@@ -28,6 +28,7 @@ from gym_ray.errors import (
 from gym_ray.model_server.connections import Connections, Place
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import answer_headers
+from gym_ray.model_server.heavy_bodies import HeavyBody
 
 __all__ = ["UpstreamEngine", "UpstreamLimits"]
 
@@ -142,7 +143,7 @@ class UpstreamEngine:
         """
         query = f"?{request.query}" if request.query else ""
         url = f"{self._base_url}{_ENDPOINT_BY_DIALECT[request.dialect]}{query}"
-        return await self._exchange("POST", url, self._headers(request), self._body(request))
+        return await self._exchange("POST", url, self._headers(request), await self._body(request))
 
     async def models(self) -> EngineAnswer:
         """Answer ``GET /v1/models`` from the upstream.
@@ -162,7 +163,7 @@ class UpstreamEngine:
         if MESSAGES not in self._dialects:
             raise UnsupportedRequestError(f"{self._where} does not speak the messages dialect: no count_tokens", 501)
         url = f"{self._base_url}/messages/count_tokens"
-        return await self._exchange("POST", url, self._headers(request), self._body(request))
+        return await self._exchange("POST", url, self._headers(request), await self._body(request))
 
     async def post_at_root(self, path: str, content: bytes) -> EngineAnswer:
         """Send JSON to a route beside the versioned ones, such as ``/tokenize``.
@@ -205,10 +206,12 @@ class UpstreamEngine:
         kept = [pair for pair in answer_headers(pairs, decoded=body.decoded) if pair[0] != "content-length"]
         return EngineAnswer(response.status_code, kept, _without(self._api_key.encode(), body), body.aclose)
 
-    def _body(self, request: EngineRequest) -> bytes:
+    async def _body(self, request: EngineRequest) -> bytes:
         if self._model_name is None or request.body.get("model") == self._model_name:
             return request.raw
         try:
+            if isinstance(request.body, HeavyBody):
+                return await request.body.replaced({"model": self._model_name})
             return exact_json.dumps({**request.body, "model": self._model_name})
         except ValueError as exc:
             raise UnsupportedRequestError(f"request body: {exc}; the model's name could not be replaced") from None
