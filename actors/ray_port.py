@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
-_CANCEL_PATIENCE_S = 15.0
+_CANCEL_PATIENCE_S = 20.0
 """What a worker may take to cancel an attempt; longer means the same."""
 _JOIN_PATIENCE_S = 90.0
 """How long a joiner that has work may finish none of it: longer than a join waits for servers and for the disk."""
