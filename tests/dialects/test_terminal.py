@@ -82,3 +82,52 @@ def test_error_payloads_of_other_kinds() -> None:
     assert not is_error_payload({"choices": [{"finish_reason": "stop"}, 5]})
     assert not is_error_payload(None)
     assert not is_error_payload([5, {"a": 1}])
+
+
+FILL = "error " * 300_000
+
+
+@pytest.mark.parametrize(
+    ("dialect", "event", "terminal_class", "parsed"),
+    [
+        (RESPONSES, f'event: response.completed\ndata: {{"x":"{FILL}"}}', "complete", False),
+        (RESPONSES, f'event: response.output_text.done\ndata: {{"type":"x","t":"{FILL}"}}', None, False),
+        (RESPONSES, f'data: {{"type":"response.failed","t":"{FILL}"}}', "error", False),
+        (RESPONSES, f'data: {{"sequence_number": 7, "type": "response.completed", "t":"{FILL}"}}', "complete", False),
+        (RESPONSES, f'data: {{"t":"{FILL}","type":"response.incomplete"}}', "incomplete", False),
+        (MESSAGES, f'data: {{"type":"content_block_delta","delta":{{"text":"{FILL}"}}}}', None, False),
+        (CHAT, f'data: {{"choices":[{{"delta":{{"content":"{FILL}"}}}}]}}', None, False),
+        (CHAT, f'data: {{"error":null,"choices":[{{"delta":{{"content":"{FILL}"}}}}]}}', None, False),
+        (CHAT, f'event: error\ndata: {{"t":"{FILL}"}}', "error", False),
+        # Shapes that only reading them whole can tell.
+        (CHAT, f'data: {{"t":"{FILL}","error":{{"code":1}}}}', "error", True),
+        (RESPONSES, f'data: {{"t":"{FILL}","response":{{"type":"response.completed"}}}}', None, True),
+        (RESPONSES, f'data: {{"t":"{FILL}",\ndata: "type":"response.completed"}}', "complete", False),
+        (RESPONSES, f'id: 3\nevent: x\ndata: {{"t":"{FILL}"}}\nevent: response.completed', "complete", False),
+        (RESPONSES, f'event: response.completed\ndata: {{"t":"{FILL}"}}\nevent: x', None, False),
+        (RESPONSES, f'event: error\ndata: {{"type":"x",\ndata: "t":"{FILL}"}}\nevent: x', None, False),
+    ],
+)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_a_large_event_is_judged_by_its_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: str,
+    event: str,
+    terminal_class: str | None,
+    parsed: bool,
+    line_end: bytes,
+) -> None:
+    looked_into: list[int] = []
+    original = terminal._parse
+
+    def parse(data: bytes) -> Any:
+        looked_into.append(len(data))
+        return original(data)
+
+    monkeypatch.setattr(terminal, "_parse", parse)
+    body = b"data: {}\n\n" + (event.encode() + b"\n\n").replace(b"\n", line_end)
+    assert scan(dialect, body) == [terminal_class]
+    found = scan(dialect, *(body[at : at + 4096] for at in range(0, len(body), 4096)))
+    assert found[-1] == terminal_class
+    assert set(found[:-1]) <= {None}
+    assert bool(looked_into) == parsed
