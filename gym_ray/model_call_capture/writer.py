@@ -23,7 +23,8 @@ from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.call_index import CallIndex
-from gym_ray.model_call_capture.exchange import Exchange, encode_with_record
+from gym_ray.model_call_capture.encoding import RecordEncoder
+from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.marks import IncompleteMarks
 from gym_ray.model_call_capture.open_log import OpenLog, log_name
 from gym_ray.model_call_capture.probe import check_directory
@@ -32,7 +33,7 @@ from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.refusals import RefusalLog
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name
-from gym_ray.model_call_capture.telemetry import CallOutcome, CaptureCounts, CaptureTelemetry, outcome_of
+from gym_ray.model_call_capture.telemetry import CallOutcome, CaptureCounts, CaptureTelemetry
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
@@ -46,12 +47,10 @@ _log = logging.getLogger(__name__)
 class _Ticket:
     """One exchange on its way to its file; the commit threads' side of a waiting answer."""
 
-    __slots__ = ("acks", "error", "exchange", "file_name", "index", "length", "offset", "outcome", "redactor")
+    __slots__ = ("acks", "encoder", "error", "exchange", "file_name", "index", "length", "offset", "outcome")
 
-    def __init__(
-        self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex, redactor: Redactor | None
-    ) -> None:
-        self.exchange, self.acks, self.index, self.redactor = exchange, acks, index, redactor
+    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex, encoder: RecordEncoder) -> None:
+        self.exchange, self.acks, self.index, self.encoder = exchange, acks, index, encoder
         self.outcome: CallOutcome | None = None
         self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
         self.error: Exception | None = None
@@ -59,8 +58,7 @@ class _Ticket:
         self.length = 0
 
     def encode(self) -> bytes:
-        line, record = encode_with_record(self.exchange, self.redactor)
-        self.outcome = outcome_of(record)
+        line, self.outcome = self.encoder.encode(self.exchange)
         return line
 
     def wanted(self) -> bool:
@@ -116,7 +114,7 @@ class CaptureWriter:
         calls: FileCalls | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        self._redactor, self.telemetry, self._refusals = redactor, CaptureTelemetry(), RefusalLog(_log)
+        self._encoder, self.telemetry, self._refusals = RecordEncoder(redactor), CaptureTelemetry(), RefusalLog(_log)
         self._calls = calls or file_calls_for(root)
         self.store = CaptureStore(root, calls=self._calls)
         self.server_name, self.url, self.run_token = server_name, url, run_token
@@ -199,7 +197,7 @@ class CaptureWriter:
         The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
         """
         running = self._require_running()
-        ticket = _Ticket(exchange, self._loop_acks(), self._index, self._redactor)
+        ticket = _Ticket(exchange, self._loop_acks(), self._index, self._encoder)
         future = ticket.acks.expect(ticket)
         try:
             running.commits.submit(ticket)
@@ -275,6 +273,7 @@ class CaptureWriter:
             _log.warning("%s: writer %s could not be signed off: %s", self.store.root, self.writer_id, error)
         if finished:
             running.files.close()
+        self._encoder.close()
 
     def _done(self, tickets: Sequence[_Ticket]) -> None:
         """Tell everybody about outcomes; runs on a commit thread. A failure is marked before its answer leaves."""
