@@ -77,4 +77,4 @@ async def test_a_writer_records_large_exchanges_and_ends_its_child(tmp_path: Pat
     lengths = [len(record["request"]["messages"][0]["content"]) for record in records]
     assert [length - lengths[0] for length in lengths] == [0, 1, 2]
     assert pid is not None
-    assert not os.path.exists(f"/proc/{pid}")  # noqa: ASYNC240, PTH110 - nothing else runs on this loop
+    assert not os.path.exists(f"/proc/{pid}")  # noqa: ASYNC240 - nothing else runs on this loop
