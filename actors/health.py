@@ -46,6 +46,9 @@ class Watched:
     _waits_for = ""
 
     def __init__(self) -> None:
+        for client in ("httpx", "httpcore"):
+            # Both write the URLs of requests into their logs, and an upstream's URL may hold a key (B67).
+            logging.getLogger(client).setLevel(logging.WARNING)
         # Ray constructs an asynchronous actor on its loop's thread, which runs nothing but the loop.
         watch = threading.Thread(target=_end_with, args=(threading.current_thread(),), name="loop watch", daemon=True)
         watch.start()

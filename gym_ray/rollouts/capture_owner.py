@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_ray.errors import StorageError
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory
 
 __all__ = ["CaptureOwner"]
 
@@ -44,7 +46,8 @@ class CaptureOwner:
         self._path = self._directory / f"{uuid.uuid4().hex}.ids"
         self._file: BinaryIO | None = None
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            for directory in (root, self._directory.parent, self._directory):
+                make_directory(FileCalls(), directory, OWNER_ONLY_DIRECTORY)
             with self._one_at_a_time():
                 self._claim(rollout_ids, output)
         except OSError as error:
@@ -66,7 +69,8 @@ class CaptureOwner:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        with (self._directory / "lock").open("ab") as lock:
+        descriptor = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+        with os.fdopen(descriptor, "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -102,7 +106,7 @@ class CaptureOwner:
             )
 
     def _register(self, lines: Iterable[bytes], output: Path) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNER_ONLY)
         file = os.fdopen(descriptor, "wb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

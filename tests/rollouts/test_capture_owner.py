@@ -115,3 +115,18 @@ def test_a_million_ids_cost_no_memory_where_nobody_else_runs(tmp_path: Path) -> 
     owner = CaptureOwner(tmp_path, ids(), Path("/out.jsonl"))  # type: ignore[arg-type]
     assert seen == 1000
     owner.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_claim_is_its_owners_only_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        owner = CaptureOwner(tmp_path / "captures", ["0-0"], Path("/out/first.jsonl"))
+    finally:
+        os.umask(before)
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "captures", *tmp_path.rglob("captures/**/*")]
+    }
+    owner.close()
+    assert {mode for name, mode in modes.items() if name in {"captures", ".gym-ray", "owners"}} == {0o700}
+    assert {mode for name, mode in modes.items() if name == "lock" or name.endswith(".ids")} == {0o600}
