@@ -255,12 +255,13 @@ def test_a_killed_collector_ends_the_run_and_leaves_whole_files(make_run: Callab
 
     run = make_run(40, latency_s=0.05, at_once=6)
     with run.started(tmp_path) as (running, _):
+        pid = get(running.collector.health.remote(), 20).pid
         ended = running.collector.run.remote()
         deadline = time.monotonic() + 60
         while len(lines(run.paths.output)) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.kill(get(running.collector.health.remote(), 20).pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert wait(ended, 60)
         with pytest.raises(ClusterError, match="ended"):
             get(ended, 10)

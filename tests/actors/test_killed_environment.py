@@ -56,12 +56,13 @@ def test_rollouts_of_a_killed_environment_fail_with_their_captures(
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:
+            pid = get(servers.hosts["environment-mcqa"].health.remote(), 20).pid
             ended = running.collector.run.remote()
             deadline = time.monotonic() + 60
             while not paths.output.exists() or len(records(paths.output)) < 4:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            os.kill(get(servers.hosts["environment-mcqa"].health.remote(), 20).pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             get(ended, 120)
             assert get(running.collector.progress.remote(), 20).complete
     finally:

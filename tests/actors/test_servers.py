@@ -57,7 +57,7 @@ def test_a_killed_server_comes_back_on_its_port_and_goes_on_capturing(
 
         def answers() -> bool:
             try:
-                return httpx.post(url, json={"input": "b"}, headers=TOKEN, timeout=5).status_code == 200
+                return httpx.post(url, json={"input": "b"}, headers=TOKEN, timeout=30).status_code == 200
             except httpx.HTTPError:
                 return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -11,11 +12,16 @@ import pytest
 from gym_ray.agents.delivery import RolloutCookies, build_client, post_once
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def closed() -> Iterator[socket.socket]:
+    """A socket whose port refuses connections until it listens, and that nobody else gets meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder
+
+
+def url_of(listener: socket.socket) -> str:
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/x"
 
 
 class OneShotServer:
@@ -37,22 +43,22 @@ class OneShotServer:
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nset-cookie: sid=abc; Path=/\r\nconnection: close\r\n\r\n{}"
 
 
-async def test_a_server_that_comes_back_on_its_port_gets_the_request_once() -> None:
-    port, handler = free_port(), OneShotServer(OK)
+async def test_a_server_that_comes_back_on_its_port_gets_the_request_once(closed: socket.socket) -> None:
+    handler = OneShotServer(OK)
     async with build_client() as client:
-        call = asyncio.create_task(post_once(client, f"http://127.0.0.1:{port}/x", b"{}", connect_patience_s=20))
+        call = asyncio.create_task(post_once(client, url_of(closed), b"{}", connect_patience_s=20))
         refused, _ = await asyncio.wait({call}, timeout=0.1)
         assert not refused, "the refused connection must be tried again"
-        server = await asyncio.start_server(handler, "127.0.0.1", port)
+        server = await asyncio.start_server(handler, sock=closed)
         async with server:
             assert (await call).status_code == 200
     assert handler.requests == 1
 
 
-async def test_patience_ends() -> None:
+async def test_patience_ends(closed: socket.socket) -> None:
     async with build_client() as client:
         with pytest.raises(httpx.ConnectError):
-            await post_once(client, f"http://127.0.0.1:{free_port()}/x", b"{}", connect_patience_s=0.1)
+            await post_once(client, url_of(closed), b"{}", connect_patience_s=0.1)
 
 
 async def test_what_was_delivered_is_never_sent_again() -> None:

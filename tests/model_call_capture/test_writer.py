@@ -172,8 +172,7 @@ async def test_close_marks_what_is_still_open(tmp_path: Path, calls: FaultyCalls
     begin(writer, "running")
     await writer.commit(begin(writer, "hung-2"))
     await asyncio.to_thread(writer.close, 0.1)
-    for rollout_id in ("hung", "running", "hung-2"):
-        assert writer.store.is_incomplete(rollout_id)
+    await until(lambda: all(writer.store.is_incomplete(name) for name in ("hung", "running", "hung-2")))
     late = writer.begin("late", "chat")
     assert late is None
     assert writer.store.is_incomplete("late")

@@ -71,6 +71,12 @@ async def served(
         await asyncio.to_thread(writer.close)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the fake's counters and the disk have no event
+            await asyncio.sleep(0.005)
+
+
 def answers(body: bytes, status: int = 200) -> Callable[[EngineRequest], ScriptedAnswer]:
     return lambda request: ScriptedAnswer([body], status)
 
@@ -160,18 +166,14 @@ async def test_a_failure_after_the_status_is_an_error_event(tmp_path: Path, clie
 async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream: bool) -> None:
     gate = asyncio.Event()
     waiting = ScriptedAnswer([b"{}"], gates={0: gate})
+    file = tmp_path / "0-0.capture.jsonl"
     async with served(tmp_path, CHAT, lambda request: waiting) as link:
-        with pytest.raises(httpx.ReadTimeout):
-            await link.http.post(
-                "/ng-rollout/0-0/v1/messages",
-                json={**BODIES[MESSAGES], "stream": stream},
-                timeout=httpx.Timeout(5, read=0.03),
-            )
-        async with asyncio.timeout(20):
-            while link.engine.open_answers or not (tmp_path / "0-0.capture.jsonl").exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            while not (tmp_path / "0-0.capture.jsonl").read_bytes().endswith(b"\n"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        call = asyncio.create_task(link.ask(MESSAGES, stream=stream))
+        await until(lambda: link.engine.open_answers == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: link.engine.open_answers == 0 and file.exists() and file.read_bytes().endswith(b"\n"))
         record = link.record()
     assert link.engine.closed_early == 1
     assert record["error_category"] == "cancelled"

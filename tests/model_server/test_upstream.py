@@ -7,7 +7,7 @@ import gzip
 import json
 import pickle
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from gym_ray.errors import (
     SettingsError,
     UnsupportedRequestError,
 )
+from gym_ray.model_server import upstream as upstream_module
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.serving import AppServer
@@ -115,9 +116,12 @@ def recut(answer: ScriptedAnswer, size: int | None) -> ScriptedAnswer:
     return ScriptedAnswer(pieces, answer.status, answer.content_type)
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else gets meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 class TestRecordings:
@@ -322,16 +326,16 @@ class TestAnswers:
 
     async def test_waiting_for_a_free_connection_counts_as_time(self) -> None:
         never = ScriptedAnswer([b"{}"], gates={0: asyncio.Event()})
-        async with chain(lambda request: never, limits=UpstreamLimits(max_connections=1, total_timeout_s=0.3)) as link:
-            first = await link.engine.answer(request_of())
-            with pytest.raises(EngineTimeoutError, match=r"within 0\.3 s"):
-                await link.engine.answer(request_of())
-            await first.aclose()
-            await first.aclose()  # gives its place back once
-            second = await link.engine.answer(request_of())
-            with pytest.raises(EngineTimeoutError):
-                await link.engine.answer(request_of())
-            await second.aclose()
+        patient, hasty = (UpstreamLimits(max_connections=1, total_timeout_s=seconds) for seconds in (60, 0.1))
+        async with chain(lambda request: never, limits=patient) as link:
+            for _ in range(2):
+                link.engine._limits = patient
+                taken = await link.engine.answer(request_of())
+                link.engine._limits = hasty
+                with pytest.raises(EngineTimeoutError, match=r"within 0\.1 s"):
+                    await link.engine.answer(request_of())
+                await taken.aclose()
+                await taken.aclose()  # gives its place back once
 
     async def test_header_bytes_beyond_ascii_pass(self) -> None:
         noted = ScriptedAnswer([b"{}"], headers=[("x-note", "\u6f22".encode().decode("latin-1"))])
@@ -373,12 +377,11 @@ class TestFailures:
                 await engine.answer(request_of())
         assert asked == 1
 
-    async def test_a_refused_connection_is_a_503(self) -> None:
-        port = closed_port()
-        async with started(UpstreamEngine(f"http://127.0.0.1:{port}/v1", api_key=KEY)) as engine:
-            with pytest.raises(EngineUnavailableError, match=f":{port}/v1: Connection refused") as caught:
+    async def test_a_refused_connection_is_a_503(self, closed_port: int) -> None:
+        async with started(UpstreamEngine(f"http://127.0.0.1:{closed_port}/v1", api_key=KEY)) as engine:
+            with pytest.raises(EngineUnavailableError, match=f":{closed_port}/v1: Connection refused") as caught:
                 await engine.answer(request_of())
-            with pytest.raises(EngineUnavailableError, match=f":{port}"):
+            with pytest.raises(EngineUnavailableError, match=f":{closed_port}"):
                 await engine.models()
         assert caught.value.status == 503
 
@@ -401,10 +404,9 @@ class TestFailures:
 
     async def test_the_total_time_bounds_a_stream_that_never_ends(self) -> None:
         answer = ScriptedAnswer([b"data: 1\n\n", b""], content_type=SSE, gates={1: asyncio.Event()})
-        async with chain(lambda request: answer, limits=UpstreamLimits(total_timeout_s=0.3)) as link:
-            engine_answer = await link.engine.answer(request_of())
-            with pytest.raises(EngineTimeoutError, match=r"did not finish within 0\.3 s"):
-                await read(engine_answer)
+        async with chain(lambda request: answer, limits=UpstreamLimits(total_timeout_s=1)) as link:
+            with pytest.raises(EngineTimeoutError, match="did not finish within 1 s"):
+                await ask(link.engine, request_of())
             await until(lambda: link.upstream.aborted == 1)
 
     async def test_a_redirect_is_an_error_with_its_target(self) -> None:
@@ -437,8 +439,8 @@ class TestFailures:
             request.cancel()
             await until(lambda: link.upstream.aborted == 1)
 
-    async def test_no_error_holds_the_key_and_every_error_can_be_pickled(self) -> None:
-        engine = UpstreamEngine(f"http://user:{KEY}@127.0.0.1:{closed_port()}/v1", api_key=KEY)
+    async def test_no_error_holds_the_key_and_every_error_can_be_pickled(self, closed_port: int) -> None:
+        engine = UpstreamEngine(f"http://user:{KEY}@127.0.0.1:{closed_port}/v1", api_key=KEY)
         async with started(engine):
             with pytest.raises(EngineUnavailableError) as caught:
                 await engine.answer(request_of())
@@ -501,10 +503,11 @@ class TestReady:
             await link.engine.ready(20)
             assert len(link.upstream.requests) == 3
 
-    async def test_server_errors_to_the_end_are_named(self) -> None:
+    async def test_server_errors_to_the_end_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(upstream_module, "_FIRST_PAUSE_S", 60.0)  # one answer, and no time for a second
         async with chain(lambda request: ScriptedAnswer([b"{}"], 503)) as link:
-            with pytest.raises(EngineUnavailableError, match=r"not ready after 0\.1 s: it answered 503 Service"):
-                await link.engine.ready(0.1)
+            with pytest.raises(EngineUnavailableError, match="not ready after 30 s: it answered 503 Service"):
+                await link.engine.ready(30)
 
     async def test_a_hanging_upstream_is_not_ready(self) -> None:
         answer = ScriptedAnswer([b"{}"], start_gate=asyncio.Event())
@@ -512,8 +515,7 @@ class TestReady:
             with pytest.raises(EngineUnavailableError, match=r"not ready after 0\.1 s: no answer to GET /models"):
                 await link.engine.ready(0.1)
 
-    async def test_nothing_there_is_named_with_the_address(self) -> None:
-        port = closed_port()
-        async with started(UpstreamEngine(f"http://127.0.0.1:{port}/v1")) as engine:
-            with pytest.raises(EngineUnavailableError, match=f"127.0.0.1:{port}"):
+    async def test_nothing_there_is_named_with_the_address(self, closed_port: int) -> None:
+        async with started(UpstreamEngine(f"http://127.0.0.1:{closed_port}/v1")) as engine:
+            with pytest.raises(EngineUnavailableError, match=f"127.0.0.1:{closed_port}"):
                 await engine.ready(0.1)

@@ -247,31 +247,31 @@ async def test_generations_that_wait_do_not_keep_the_health_check_waiting() -> N
     llama = LlamaCpp()
     llama.hang = asyncio.Event()
     async with running(llama, max_connections=2) as engine:
-        await engine.ready(5)
+        await engine.ready(20)
         calls = [asyncio.create_task(bytes_of(engine, request(RESPONSES))) for _ in range(5)]
         while len(llama.requests) < 2:  # noqa: ASYNC110 - both connections are taken now
             await asyncio.sleep(0.01)
-        await asyncio.wait_for(engine.ready(5), 5)
+        await asyncio.wait_for(engine.ready(20), 20)
         assert len(llama.requests) == 2
         llama.hang.set()
         assert len(await asyncio.gather(*calls)) == 5
 
 
 async def test_an_engine_that_is_down_is_unavailable() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    engine = LlamaCppEngine(url, model_name="gemma")
-    await engine.start()
-    try:
-        with pytest.raises(EngineUnavailableError, match=f"{url} cannot be reached") as caught:
-            await engine.answer(request(RESPONSES))
-        assert caught.value.status == 503
-        with pytest.raises(EngineUnavailableError, match=r"not ready after 0\.2 s: .*cannot be reached"):
-            await engine.ready(0.2)
-    finally:
-        await engine.aclose()
-        await engine.aclose()
+    with socket.socket() as deaf:  # a port that refuses connections, and that nobody else gets meanwhile
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        engine = LlamaCppEngine(url, model_name="gemma")
+        await engine.start()
+        try:
+            with pytest.raises(EngineUnavailableError, match=f"{url} cannot be reached") as caught:
+                await engine.answer(request(RESPONSES))
+            assert caught.value.status == 503
+            with pytest.raises(EngineUnavailableError, match=r"not ready after 0\.2 s: .*cannot be reached"):
+                await engine.ready(0.2)
+        finally:
+            await engine.aclose()
+            await engine.aclose()
 
 
 async def test_an_engine_that_still_loads_is_waited_for() -> None:
@@ -280,7 +280,7 @@ async def test_an_engine_that_still_loads_is_waited_for() -> None:
     async with running(llama) as engine:
         with pytest.raises(EngineUnavailableError, match="loading its model"):
             await engine.ready(0.2)
-        waiting = asyncio.create_task(engine.ready(5))
+        waiting = asyncio.create_task(engine.ready(20))
         llama.healthy = True
         await waiting
 
@@ -316,7 +316,7 @@ async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: in
             await anext(iterator)
         await answer.aclose()
         await answer.aclose()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 20)
 
 
 async def test_models_lists_the_one_model() -> None:
@@ -330,11 +330,11 @@ async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() 
     llama = LlamaCpp()
     del llama.markers["</s>"]
     async with running(llama) as engine:
-        await engine.ready(5)
+        await engine.ready(20)
     del llama.markers["<start_of_turn>"]
     async with running(llama) as engine:
         with pytest.raises(EngineError, match="has no token <start_of_turn>; use a model of the Gemma family"):
-            await engine.ready(5)
+            await engine.ready(20)
 
 
 async def test_a_server_without_context_length_or_tokens_is_an_error() -> None:
@@ -342,11 +342,11 @@ async def test_a_server_without_context_length_or_tokens_is_an_error() -> None:
     llama.props_answer = {"default_generation_settings": {}}
     async with running(llama) as engine:
         with pytest.raises(EngineError, match="does not tell its context length"):
-            await engine.ready(5)
+            await engine.ready(20)
     llama.tokenize_answer = {}
     async with running(llama) as engine:
         with pytest.raises(EngineError, match="answered /tokenize without tokens"):
-            await engine.ready(5)
+            await engine.ready(20)
 
 
 async def test_an_engine_that_was_not_started_says_so() -> None:

@@ -248,4 +248,4 @@ async def test_an_abandoned_stream_frees_the_engine(engine: LlamaCppEngine, mode
             while any(slot["is_processing"] for slot in (await client.get("/slots")).json()):  # noqa: ASYNC110 - polled over HTTP
                 await asyncio.sleep(0.02)
 
-    await asyncio.wait_for(idle(), 5)
+    await asyncio.wait_for(idle(), 20)
