@@ -10,12 +10,13 @@ from starlette.types import ASGIApp
 from gym_ray.actors.http_host import HttpHost
 from gym_ray.actors.metrics import MetricsPublisher
 from gym_ray.child_interpreter import ChildInterpreter
+from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.engines import app_options, build_engine
 from gym_ray.model_server.heavy_bodies import body_work
-from gym_ray.settings import RunSettings
+from gym_ray.settings import RunSettings, own_secrets
 
 __all__ = ["ModelServerHost"]
 
@@ -30,10 +31,11 @@ class ModelServerHost(HttpHost):
         host: str,
         port: int,
         run_token: str,
+        digest_key: bytes,
         local_engine_url: str | None,
     ) -> None:
         self._settings, self._server_name = settings, server_name
-        self._run_token, self._local_engine_url = run_token, local_engine_url
+        self._run_token, self._digest_key, self._local_engine_url = run_token, digest_key, local_engine_url
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._metrics: MetricsPublisher | None = None
@@ -72,9 +74,19 @@ class ModelServerHost(HttpHost):
             url=f"http://{self._host}:{self._port}",
             run_token=self._run_token,
             capture_timeout_s=self._settings.capture_timeout_s,
+            redactor=self._redactor(),
         )
         writer.start()
         return writer
+
+    def _redactor(self) -> Redactor:
+        chosen = self._settings.capture_redaction
+        return Redactor(
+            [*own_secrets(self._settings), self._run_token],
+            keys=chosen.keys,
+            patterns=chosen.patterns,
+            digest_key=self._digest_key,
+        )
 
     async def _release(self) -> None:
         if self._engine is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ class _Starter:
 
     def __init__(self, settings: RunSettings, run_token: str, cache_dir: Path, nodes: Sequence[Node]) -> None:
         self._settings, self._token, self._cache_dir, self._nodes = settings, run_token, cache_dir, nodes
+        self._digest_key = _digest_key(settings)
         self.engines: dict[str, Any] = {}
         self._engine_urls: dict[str, str] = {}
         self.hosts: dict[str, Any] = {}
@@ -82,9 +84,8 @@ class _Starter:
         engine_url = self._engine(options, node) if isinstance(options, LocalModelOptions) else None
         host, port = self._address(options, node)
         name = f"model-{server.name}-{node.node_id[:8]}-{port}"
-        handle = start_actor(
-            ModelServerHost, node, name, self._settings, server.name, host, port, self._token, engine_url
-        )
+        arguments = (self._settings, server.name, host, port, self._token, self._digest_key, engine_url)
+        handle = start_actor(ModelServerHost, node, name, *arguments)
         self._track("models", server.name, node, name, handle)
 
     def _engine(self, options: LocalModelOptions, node: Node) -> str:
@@ -106,6 +107,12 @@ class _Starter:
     def _track(self, kind: str, server_name: str, node: Node, actor_name: str, handle: Any) -> None:
         self.hosts[actor_name] = handle
         self.waiting[handle.url.remote()] = _Start(kind, server_name, node.node_id, handle)
+
+
+def _digest_key(settings: RunSettings) -> bytes:
+    """Return the key of what stands for secrets in captures: all servers share it, and restarted ones keep it."""
+    chosen = settings.capture_redaction.digest_key
+    return secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
 
 
 def start_servers(

@@ -30,7 +30,7 @@ class CaptureRedaction(FrozenModel):
             replaced.
         patterns: Regular expressions whose matches are replaced.
         digest_key: Key of the digests that stand for what was taken out. Runs that share it can be joined by them;
-            None takes the run's own token, so that they can be joined within the run.
+            None takes a random one for all servers that are started together.
     """
 
     keys: tuple[Name, ...] = ()
