@@ -12,7 +12,15 @@ from typing import Any, Final
 from gym_ray.dialects.conversion.carried import name_of, objects
 from gym_ray.dialects.synthesis.writer import fresh_id
 
-__all__ = ["custom_call_item", "function_call_item", "message_item", "response_object", "text_part"]
+__all__ = [
+    "custom_call_item",
+    "function_call_item",
+    "message_item",
+    "reasoning_item",
+    "reasoning_texts",
+    "response_object",
+    "text_part",
+]
 
 _ECHOED: Final[Mapping[str, Any]] = {
     "background": None,
@@ -77,6 +85,27 @@ def custom_call_item(call_id: str, name: str, text: str) -> dict[str, Any]:
         "name": name,
         "input": text,
     }
+
+
+def reasoning_item(texts: Sequence[str], encrypted: str = "", item_id: str = "") -> dict[str, Any]:
+    """Return a reasoning item with one summary entry a text."""
+    item: dict[str, Any] = {
+        "id": item_id or fresh_id("rs_"),
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": text} for text in texts],
+    }
+    if encrypted:
+        item["encrypted_content"] = encrypted
+    return item
+
+
+def reasoning_texts(item: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a reasoning item: its summary, or its content where the summary has no text (A103)."""
+    for member in ("summary", "content"):
+        texts = [part["text"] for part in objects(item.get(member)) if isinstance(part.get("text"), str)]
+        if any(texts):
+            return texts
+    return []
 
 
 def response_object(

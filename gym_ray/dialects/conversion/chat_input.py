@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import thoughts
+from gym_ray.dialects.conversion import chat_reasoning
 from gym_ray.dialects.conversion.answer_parts import message_item, text_part
 from gym_ray.dialects.conversion.carried import shown
 
@@ -88,8 +88,8 @@ def _assistant(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
         if message.get(key) is not None:
             raise fields.unsupported(f"{path}.{key}", "has no form in the engine's dialect; use content and tool_calls")
     said, refusal = _said(message, path)
-    sections, said = thoughts.split(said)
-    items = thoughts.reasoning_items(message, sections)
+    sections, said = chat_reasoning.split(said)
+    items = chat_reasoning.reasoning_items(message, sections)
     calls = message.get("tool_calls")
     places = enumerate(() if calls is None else fields.as_list(calls, f"{path}.tool_calls"))
     called = [_call(call, f"{path}.tool_calls[{index}]") for index, call in places]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import chat_tools, free_text, thoughts
+from gym_ray.dialects.conversion import chat_reasoning, chat_tools, free_text
 from gym_ray.dialects.conversion.answer_parts import (
     custom_call_item,
     function_call_item,
@@ -154,8 +154,8 @@ def _output(choice: Mapping[str, Any], custom: Collection[str], *, split_think: 
     path = "choices[0].message"
     said = _said(message.get("content"), f"{path}.content")
     refusal = answer_text(message.get("refusal"), f"{path}.refusal")
-    sections, said = thoughts.split(said) if split_think else ([], said)
-    items = thoughts.reasoning_items(message, sections)
+    sections, said = chat_reasoning.split(said) if split_think else ([], said)
+    items = chat_reasoning.reasoning_items(message, sections)
     calls = _calls(message, path, custom)
     if said or refusal or not (items or calls):
         parts = [text_part(said)] if said or not refusal else []

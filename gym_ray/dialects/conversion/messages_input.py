@@ -9,8 +9,8 @@ from typing import Any, Final
 from gym_ray.dialects import fields
 from gym_ray.dialects.conversion.answer_parts import function_call_item, message_item, text_part
 from gym_ray.dialects.conversion.carried import shown
-from gym_ray.dialects.conversion.images import image_url
-from gym_ray.dialects.conversion.thinking import redacted_item, signed_item
+from gym_ray.dialects.conversion.messages_images import image_url
+from gym_ray.dialects.conversion.messages_thinking import redacted_item, signed_item
 
 __all__ = ["input_items", "joined_text", "json_text"]
 

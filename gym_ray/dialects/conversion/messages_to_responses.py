@@ -13,9 +13,9 @@ from gym_ray.dialects import fields
 from gym_ray.dialects.conversion import answer_parts as items
 from gym_ray.dialects.conversion import free_text
 from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
-from gym_ray.dialects.conversion.message_usage import responses_usage
 from gym_ray.dialects.conversion.messages_input import input_items, joined_text, json_text
-from gym_ray.dialects.conversion.thinking import redacted_item, signed_item
+from gym_ray.dialects.conversion.messages_thinking import redacted_item, signed_item
+from gym_ray.dialects.conversion.messages_usage import responses_usage
 from gym_ray.dialects.synthesis.writer import fresh_id
 
 __all__ = ["answer_to_responses", "carried_settings", "request_to_responses"]

@@ -10,7 +10,7 @@ from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.conversion.namespaces import NamespaceMap, flatten
 from gym_ray.dialects.conversion.sanitising import hoisted, sanitised
 from gym_ray.dialects.conversion.schema import SCHEMAS, BodySchema, body_problems, invalid, problem
-from gym_ray.dialects.conversion.schema_shapes import Problem
+from gym_ray.dialects.conversion.schema.shapes import Problem
 
 __all__ = ["PreparedRequest", "prepare"]
 

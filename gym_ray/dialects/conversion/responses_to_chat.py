@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import chat_tools, thoughts
+from gym_ray.dialects.conversion import chat_reasoning, chat_tools
 from gym_ray.dialects.conversion.carried import (
     CARRIED_SETTINGS,
     SHARED_SETTINGS,
@@ -23,7 +23,7 @@ from gym_ray.dialects.conversion.carried import (
     refuse_failure,
     shown,
 )
-from gym_ray.dialects.conversion.chat_messages import messages_of
+from gym_ray.dialects.conversion.chat_turns import messages_of
 from gym_ray.dialects.conversion.chat_usage import chat_usage
 from gym_ray.dialects.synthesis.writer import fresh_id
 
@@ -155,7 +155,7 @@ def _message(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": refusal or None}
     if not content and (refusal or calls):
         message["content"] = None
-    message.update(thoughts.message_fields(reasoning))
+    message.update(chat_reasoning.message_fields(reasoning))
     if calls:
         message["tool_calls"] = calls
     return message

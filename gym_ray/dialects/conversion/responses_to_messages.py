@@ -13,9 +13,9 @@ from typing import Any, Final
 from gym_ray.dialects import fields, reading
 from gym_ray.dialects.conversion import free_text
 from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
-from gym_ray.dialects.conversion.message_usage import messages_usage
-from gym_ray.dialects.conversion.responses_turns import Conversation
-from gym_ray.dialects.conversion.thinking import thinking_block
+from gym_ray.dialects.conversion.messages_thinking import thinking_block
+from gym_ray.dialects.conversion.messages_turns import Conversation
+from gym_ray.dialects.conversion.messages_usage import messages_usage
 from gym_ray.dialects.synthesis.writer import fresh_id
 
 __all__ = ["answer_to_messages", "request_to_messages"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gym_ray.dialects.conversion.schema import BodySchema, body_problems, invalid, placed
-from gym_ray.dialects.conversion.schema_responses import INNER_TOOL_CHECK, TOOL_CHECK
-from gym_ray.dialects.conversion.schema_shapes import Check, Problem, problems
+from gym_ray.dialects.conversion.schema.responses import INNER_TOOL_CHECK, TOOL_CHECK
+from gym_ray.dialects.conversion.schema.shapes import Check, Problem, problems
 
 __all__ = ["hoisted", "sanitised"]
 

@@ -12,7 +12,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from gym_ray import exact_json
-from gym_ray.dialects.conversion import chat_to_responses, responses_to_chat, thoughts
+from gym_ray.dialects.conversion import chat_reasoning, chat_to_responses, responses_to_chat
+from gym_ray.dialects.conversion.answer_parts import reasoning_item, reasoning_texts
 from gym_ray.errors import EngineError, UnsupportedRequestError
 
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -269,7 +270,7 @@ def essence(message: dict[str, Any]) -> tuple[Any, ...]:
     """What must survive: role, texts, images, reasoning, refusal, calls and the call that a result names."""
     content = message["content"]
     if message["role"] == "assistant":
-        sections, content = thoughts.split(content or "")
+        sections, content = chat_reasoning.split(content or "")
         reasoning = message.get("reasoning_content") or "".join(sections)
         return "assistant", content, reasoning, message.get("refusal"), message.get("tool_calls")
     return message["role"], content, message.get("tool_call_id")
@@ -299,7 +300,7 @@ def test_a_chat_answer_comes_back(message: dict[str, Any], reason: str, counts: 
 
 
 ITEMS = st.lists(
-    st.builds(thoughts.reasoning_item, st.lists(SOME, max_size=2), SOME, ID)
+    st.builds(reasoning_item, st.lists(SOME, max_size=2), SOME, ID)
     | st.builds(
         lambda call_id, name, arguments: {**ITEM_CALL, "call_id": call_id, "name": name, "arguments": arguments},
         ID,
@@ -321,7 +322,7 @@ def test_a_responses_answer_comes_back(items: list[dict[str, Any]]) -> None:
         for item in response["output"]:
             by_type[item["type"]].append(item)
         return (
-            [("\n".join(thoughts.item_texts(item)), item["encrypted_content"]) for item in by_type["reasoning"]],
+            [("\n".join(reasoning_texts(item)), item["encrypted_content"]) for item in by_type["reasoning"]],
             "".join(part["text"] for item in by_type["message"] for part in item["content"]),
             [(item["call_id"], item["name"], item["arguments"]) for item in by_type["function_call"]],
         )

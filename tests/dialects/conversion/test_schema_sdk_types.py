@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.dialects.conversion import sanitising
 from gym_ray.dialects.conversion.schema import SCHEMAS, body_problems
-from gym_ray.dialects.conversion.schema_shapes import problems
+from gym_ray.dialects.conversion.schema.shapes import problems
 
 TEXTS = st.text(max_size=4)
 JSON = st.recursive(

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.dialects.conversion import thoughts
+from gym_ray.dialects.conversion import chat_reasoning
+from gym_ray.dialects.conversion.answer_parts import reasoning_item, reasoning_texts
 
 
 @pytest.mark.parametrize(
@@ -24,31 +25,31 @@ from gym_ray.dialects.conversion import thoughts
     ],
 )
 def test_split(content: str, sections: list[str], rest: str) -> None:
-    assert thoughts.split(content) == (sections, rest)
+    assert chat_reasoning.split(content) == (sections, rest)
 
 
 @given(st.lists(st.text().filter(lambda text: "think>" not in text)), st.text().filter(lambda t: "think>" not in t))
 def test_tagged_texts_come_back(texts: list[str], rest: str) -> None:
-    assert thoughts.split(thoughts.tagged(texts) + rest) == (texts, rest)
+    assert chat_reasoning.split(chat_reasoning.tagged(texts) + rest) == (texts, rest)
 
 
 def test_splitting_looks_at_each_character_once() -> None:
     content = "x" + "<think>" * 200_000
-    assert thoughts.split(content) == ([], content)
+    assert chat_reasoning.split(content) == ([], content)
 
 
 def test_item_texts_prefer_a_summary_that_says_something() -> None:
     summary, content = [{"type": "summary_text", "text": "s"}], [{"type": "reasoning_text", "text": "c"}]
-    assert thoughts.item_texts({"summary": summary, "content": content}) == ["s"]
-    assert thoughts.item_texts({"summary": [], "content": content}) == ["c"]
-    assert thoughts.item_texts({"summary": [{"text": ""}], "content": content}) == ["c"]
-    assert thoughts.item_texts({"summary": None, "content": "c"}) == []
+    assert reasoning_texts({"summary": summary, "content": content}) == ["s"]
+    assert reasoning_texts({"summary": [], "content": content}) == ["c"]
+    assert reasoning_texts({"summary": [{"text": ""}], "content": content}) == ["c"]
+    assert reasoning_texts({"summary": None, "content": "c"}) == []
 
 
 def items(message: dict, sections: list[str] | None = None) -> list[tuple[list[str], str | None]]:
-    found = thoughts.reasoning_items(message, sections or [])
+    found = chat_reasoning.reasoning_items(message, sections or [])
     assert all(item["type"] == "reasoning" and item["id"].startswith("rs_") for item in found)
-    return [(thoughts.item_texts(item), item.get("encrypted_content")) for item in found]
+    return [(reasoning_texts(item), item.get("encrypted_content")) for item in found]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
@@ -86,14 +87,14 @@ def test_what_is_encrypted_gets_its_readable_side_from_the_field() -> None:
 
 def test_signed_and_encrypted_items_survive_a_chat_message() -> None:
     sent = [
-        thoughts.reasoning_item(["one", "two"], "SIG", "rs_1"),
-        thoughts.reasoning_item([], "ONLY", "rs_2"),
-        thoughts.reasoning_item(["open"], "", "rs_3"),
+        reasoning_item(["one", "two"], "SIG", "rs_1"),
+        reasoning_item([], "ONLY", "rs_2"),
+        reasoning_item(["open"], "", "rs_3"),
     ]
-    message = thoughts.message_fields(sent)
+    message = chat_reasoning.message_fields(sent)
     assert message["reasoning_content"] == "one\ntwo\nopen"
-    back = thoughts.reasoning_items(message)
-    assert [(item["id"], "\n".join(thoughts.item_texts(item)), item.get("encrypted_content")) for item in back] == [
+    back = chat_reasoning.reasoning_items(message)
+    assert [(item["id"], "\n".join(reasoning_texts(item)), item.get("encrypted_content")) for item in back] == [
         ("rs_1", "one\ntwo", "SIG"),
         ("rs_2", "", "ONLY"),
         ("rs_3", "open", None),
@@ -101,5 +102,5 @@ def test_signed_and_encrypted_items_survive_a_chat_message() -> None:
 
 
 def test_open_reasoning_needs_no_details() -> None:
-    assert thoughts.message_fields([thoughts.reasoning_item(["a"])]) == {"reasoning_content": "a"}
-    assert thoughts.message_fields([]) == {}
+    assert chat_reasoning.message_fields([reasoning_item(["a"])]) == {"reasoning_content": "a"}
+    assert chat_reasoning.message_fields([]) == {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import SchemaValidator
 
-from gym_ray.dialects.conversion.schema_shapes import (
+from gym_ray.dialects.conversion.schema.shapes import (
     ANY,
     FLAG,
     NUMBERS,
@@ -31,7 +31,7 @@ from gym_ray.dialects.conversion.schema_shapes import (
     objects,
     one_of,
 )
-from gym_ray.dialects.conversion.schema_tools import TOOL
+from gym_ray.dialects.conversion.schema.tools import TOOL
 
 __all__ = ["INPUT_ITEM", "INPUT_PARTS", "TOKENS", "TOKENS_TOGETHER"]
 

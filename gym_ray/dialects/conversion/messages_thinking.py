@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gym_ray.dialects.conversion import thoughts
+from gym_ray.dialects.conversion.answer_parts import reasoning_item, reasoning_texts
 from gym_ray.dialects.conversion.carried import name_of
 
 __all__ = ["redacted_item", "signed_item", "thinking_block"]
@@ -19,7 +19,7 @@ _REDACTED: Final = "redacted_thinking:"
 
 def signed_item(text: str, signature: str) -> dict[str, Any]:
     """Return the reasoning item of a thinking block; an empty signature is none (A156)."""
-    return thoughts.reasoning_item([text] if text else [], signature)
+    return reasoning_item([text] if text else [], signature)
 
 
 def redacted_item(data: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def thinking_block(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
     The texts of one item are joined with LF, as the call record joins them (A103): a signature covers one block.
     """
-    text = "\n".join(part for part in thoughts.item_texts(item) if part)
+    text = "\n".join(part for part in reasoning_texts(item) if part)
     signature = name_of(item.get("encrypted_content"))
     if not text and signature.startswith(_REDACTED):
         return {"type": "redacted_thinking", "data": signature.removeprefix(_REDACTED)}

@@ -5,7 +5,7 @@ A function tool needs only its name; the SDK also asks for ``parameters`` and ``
 
 from __future__ import annotations
 
-from gym_ray.dialects.conversion.schema_shapes import (
+from gym_ray.dialects.conversion.schema.shapes import (
     ANY,
     FLAG,
     NUMBER,

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from pydantic_core import SchemaValidator
 
-from gym_ray.dialects.conversion.schema_items import TOKENS, TOKENS_TOGETHER
-from gym_ray.dialects.conversion.schema_shapes import (
+from gym_ray.dialects.conversion.schema.items import TOKENS, TOKENS_TOGETHER
+from gym_ray.dialects.conversion.schema.shapes import (
     ANY,
     FLAG,
     NUMBER,

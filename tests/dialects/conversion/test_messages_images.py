@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gym_ray.dialects.conversion.images import image_source, image_url
+from gym_ray.dialects.conversion.messages_images import image_source, image_url
 from gym_ray.errors import UnsupportedRequestError
 
 BASE64 = {"type": "base64", "media_type": "image/png", "data": "QUJD"}

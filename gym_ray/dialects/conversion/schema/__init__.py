@@ -14,9 +14,8 @@ from pydantic_core import SchemaValidator
 from pydantic_core import core_schema as cs
 
 from gym_ray.dialects import CHAT, RESPONSES
-from gym_ray.dialects.conversion import schema_chat as chat
-from gym_ray.dialects.conversion import schema_responses as responses
-from gym_ray.dialects.conversion.schema_shapes import WHOLES, Check, Problem, problems
+from gym_ray.dialects.conversion.schema import chat, responses
+from gym_ray.dialects.conversion.schema.shapes import WHOLES, Check, Problem, problems
 from gym_ray.errors import InvalidRequestError
 
 __all__ = ["SCHEMAS", "BodySchema", "body_problems", "invalid", "placed", "problem"]

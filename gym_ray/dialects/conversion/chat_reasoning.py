@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gym_ray.dialects.conversion.answer_parts import reasoning_item, reasoning_texts
 from gym_ray.dialects.conversion.carried import name_of, objects
 from gym_ray.dialects.synthesis.writer import fresh_id
 
-__all__ = ["item_texts", "message_fields", "reasoning_item", "reasoning_items", "split", "tagged"]
+__all__ = ["message_fields", "reasoning_items", "split", "tagged"]
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -45,27 +46,6 @@ def tagged(texts: Iterable[str]) -> str:
     return "".join(f"{_OPEN}{text}{_CLOSE}" for text in texts)
 
 
-def reasoning_item(texts: Sequence[str], encrypted: str = "", item_id: str = "") -> dict[str, Any]:
-    """Return a reasoning item with one summary entry a text."""
-    item: dict[str, Any] = {
-        "id": item_id or fresh_id("rs_"),
-        "type": "reasoning",
-        "summary": [{"type": "summary_text", "text": text} for text in texts],
-    }
-    if encrypted:
-        item["encrypted_content"] = encrypted
-    return item
-
-
-def item_texts(item: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a reasoning item: its summary, or its content where the summary has no text (A103)."""
-    for member in ("summary", "content"):
-        texts = [part["text"] for part in objects(item.get(member)) if isinstance(part.get("text"), str)]
-        if any(texts):
-            return texts
-    return []
-
-
 def reasoning_items(message: Mapping[str, Any], sections: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the reasoning items of a Chat message.
 
@@ -78,7 +58,7 @@ def reasoning_items(message: Mapping[str, Any], sections: Sequence[str] = ()) ->
         two places is taken once (B26).
     """
     items = _from_details(message.get("reasoning_details"))
-    told = [text for item in items for text in item_texts(item)]
+    told = [text for item in items for text in reasoning_texts(item)]
     field = name_of(message.get("reasoning_content"), message.get("reasoning"))
     texts = [field] if field and not told else []
     known = {text.strip() for text in (*told, field) if text}
@@ -109,7 +89,7 @@ def _from_details(details: object) -> list[dict[str, Any]]:
 def message_fields(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields that carry reasoning items in a Chat message; :func:`reasoning_items` reads them back."""
     found: dict[str, Any] = {}
-    joined = "\n".join(text for item in items for text in item_texts(item) if text)
+    joined = "\n".join(text for item in items for text in reasoning_texts(item) if text)
     if joined:
         found["reasoning_content"] = joined
     if any(name_of(item.get("encrypted_content")) for item in items):
@@ -118,7 +98,7 @@ def message_fields(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _detail(item: Mapping[str, Any]) -> dict[str, Any]:
-    text, sealed = "\n".join(item_texts(item)), name_of(item.get("encrypted_content"))
+    text, sealed = "\n".join(reasoning_texts(item)), name_of(item.get("encrypted_content"))
     head = {"id": name_of(item.get("id")) or fresh_id("rs_")}
     if not sealed:
         return {**head, "type": "reasoning.summary", "summary": text}

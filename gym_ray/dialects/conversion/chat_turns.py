@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gym_ray.dialects import fields
-from gym_ray.dialects.conversion import free_text, thoughts
+from gym_ray.dialects.conversion import chat_reasoning, free_text
+from gym_ray.dialects.conversion.answer_parts import reasoning_texts
 from gym_ray.dialects.conversion.carried import shown
 
 __all__ = ["messages_of"]
@@ -29,7 +30,7 @@ class _Turn:
         self._spoke = False
 
     def think(self, item: Mapping[str, Any]) -> None:
-        self._texts.append(thoughts.tagged(thoughts.item_texts(item)))
+        self._texts.append(chat_reasoning.tagged(reasoning_texts(item)))
 
     def say(self, content: object, path: str) -> None:
         self._spoke = True

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pydantic_core import SchemaValidator
 
-from gym_ray.dialects.conversion.schema_items import INPUT_ITEM
-from gym_ray.dialects.conversion.schema_shapes import (
+from gym_ray.dialects.conversion.schema.items import INPUT_ITEM
+from gym_ray.dialects.conversion.schema.shapes import (
     ANY,
     FLAG,
     NUMBER,
@@ -28,7 +28,7 @@ from gym_ray.dialects.conversion.schema_shapes import (
     one_of,
     shape,
 )
-from gym_ray.dialects.conversion.schema_tools import INNER_TOOL, TOOL, TOOL_CHOICE
+from gym_ray.dialects.conversion.schema.tools import INNER_TOOL, TOOL, TOOL_CHOICE
 
 __all__ = [
     "INNER_TOOL_CHECK",

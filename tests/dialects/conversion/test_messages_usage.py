@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.dialects.conversion.message_usage import messages_usage, responses_usage
+from gym_ray.dialects.conversion.messages_usage import messages_usage, responses_usage
 from gym_ray.dialects.usage import token_counts
 
 FULL = {

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gym_ray.dialects import fields, reading
 from gym_ray.dialects.conversion.carried import shown
-from gym_ray.dialects.conversion.images import image_source
-from gym_ray.dialects.conversion.thinking import thinking_block
+from gym_ray.dialects.conversion.messages_images import image_source
+from gym_ray.dialects.conversion.messages_thinking import thinking_block
 
 __all__ = ["Conversation"]
 
