@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 
 from gym_ray.actors.cluster import alive_nodes
-from gym_ray.actors.seats import Seat, least_busy
+from gym_ray.actors.seats import Seat, expect_back, least_busy, least_busy_there
 from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_call_capture import CaptureStore
@@ -88,11 +88,14 @@ class RayPort:
 
     async def aclose(self) -> None:
         """Close the connections to the servers; idempotent."""
+        for seat in self._workers:
+            if seat.comes_back is not None:
+                seat.comes_back.cancel()
         await self._client.aclose()
 
     async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
         """Run one attempt on the least busy worker; the result stays in the object store."""
-        seat = least_busy(self._workers, "rollout worker")
+        seat = await least_busy_there(self._workers, "rollout worker")
         seat.busy += 1
         ended, result = seat.handle.run.options(num_returns=2).remote(job)
         # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
@@ -119,6 +122,7 @@ class RayPort:
         await _outlast(end, self._cancel_patience_s)
         if not end.done():  # its agent blocks the loop; nothing else there can be told to end either
             ray.kill(seat.handle, no_restart=False)
+            expect_back(seat)
             await _outlast(end, self._cancel_patience_s)
         # However it ended, the run is over, which is all that was asked for.
         end.exception() if end.done() and not end.cancelled() else None
@@ -126,12 +130,14 @@ class RayPort:
     async def _end_worker(self, seat: Seat, end: asyncio.Future[Any], job: AttemptJob) -> Lost:
         """End the process of a worker that cannot even tell that an attempt ran out of time; Ray starts a new one."""
         ray.kill(seat.handle, no_restart=False)
+        expect_back(seat)
         await asyncio.wait([end])
         end.exception()
         return Lost("worker_lost", f"{seat.name}: no word {_GRACE_S:g} s after the attempt's {job.timeout_s} s; ended")
 
     def _lost(self, seat: Seat, error: RayActorError) -> Lost:
         if isinstance(error, ActorUnavailableError):
+            expect_back(seat)
             return Lost("worker_lost", f"{seat.name}: its process ended during the run")
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
             seat.gone = True

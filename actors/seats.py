@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
 from gym_ray.actors.calls import resources
 from gym_ray.errors import ClusterError
 
-__all__ = ["Seat", "least_busy"]
+__all__ = ["Seat", "expect_back", "least_busy", "least_busy_there"]
+
+_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Seat:
-    """One worker or joiner and what it has in hand; ``heard_at`` is when it last finished something, monotonic."""
+    """One worker or joiner and what it has in hand; ``heard_at`` is when it last finished something, monotonic.
+
+    ``comes_back`` ends when the new process of a seat that lost its own answers; None for one that is there.
+    """
 
     name: str
     node_id: str
@@ -22,10 +30,11 @@ class Seat:
     busy: int = 0
     gone: bool = False
     heard_at: float = 0.0
+    comes_back: asyncio.Task[None] | None = None
 
 
 def least_busy(seats: Sequence[Seat], what: str) -> Seat:
-    """Return the living seat with the least in hand.
+    """Return the living seat with the least in hand; one that still comes back only when there is no other.
 
     Raises:
         ClusterError: None is left; the message names ``what`` they were.
@@ -33,4 +42,38 @@ def least_busy(seats: Sequence[Seat], what: str) -> Seat:
     living = [seat for seat in seats if not seat.gone]
     if not living:
         raise ClusterError(f"no {what} is left; the cluster has {resources()}")
-    return min(living, key=lambda seat: seat.busy)
+    return min(living, key=lambda seat: (seat.comes_back is not None, seat.busy))
+
+
+async def least_busy_there(seats: Sequence[Seat], what: str) -> Seat:
+    """Return what :func:`least_busy` does, once its process answers.
+
+    Raises:
+        ClusterError: None is left; the message names ``what`` they were.
+    """
+    while (seat := least_busy(seats, what)).comes_back is not None:
+        await asyncio.shield(seat.comes_back)  # others wait for the same one
+    return seat
+
+
+def expect_back(seat: Seat) -> None:
+    """Note that a seat lost its process: Ray fails calls to it, without running them, until it knows the new one."""
+    if seat.comes_back is None:
+        seat.comes_back = asyncio.ensure_future(_answers(seat))
+
+
+async def _answers(seat: Seat) -> None:
+    try:
+        while True:
+            try:
+                await seat.handle.ready.remote()
+            except ActorUnavailableError:
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
+    except RayTaskError:
+        pass  # it answers; what it cannot do, it says to each attempt
+    except RayActorError:  # it died for good
+        seat.gone = True
+    finally:
+        seat.comes_back = None

@@ -111,7 +111,7 @@ async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cance
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert isinstance(await port.run(job("ok")), ReplyHandle | Lost)
+    assert isinstance(await port.run(job("ok")), ReplyHandle)
     assert (await worker.handle.health.remote()).pid != pid
     await port.aclose()
 
@@ -124,6 +124,27 @@ async def test_a_worker_whose_loop_an_agent_ended_is_lost_at_once(worker: Any) -
         lost = await port.run(job("end the loop"))
     assert isinstance(lost, Lost)
     assert lost.failure_class == "worker_lost"
+    await port.aclose()
+
+
+async def test_a_worker_that_lost_its_process_is_given_nothing_until_the_next_one_answers(
+    worker: Any, tmp_path: Path
+) -> None:
+    from gym_ray.actors.ray_port import RayPort
+
+    port = RayPort([worker], [], lanes=8, capture_dir=None)
+    pid = (await worker.handle.health.remote()).pid
+    begun = tmp_path / "begun"
+    run = asyncio.create_task(port.run(job("block", begun=begun)))
+    async with asyncio.timeout(60):
+        while not begun.exists():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+        lost = await run
+        assert isinstance(lost, Lost)
+        assert lost.failure_class == "worker_lost"
+        after = await asyncio.gather(*(port.run(job("ok")) for _ in range(8)))
+    assert all(isinstance(ended, ReplyHandle) for ended in after), "they were lost though they had not begun"
     await port.aclose()
 
 
