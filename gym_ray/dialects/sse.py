@@ -84,8 +84,11 @@ def blank_lines(before: bytes, chunk: bytes) -> tuple[int, int]:
         Offsets behind the first and the last blank line in the chunk, 0 and 0 when there is none. A CR counts as a
         line end at once; the LF that may follow it adds nothing (A82).
     """
+    carriage_return = b"\r" in chunk
+    if b"\n" not in chunk and not carriage_return:
+        return 0, 0
     last = chunk.rfind(b"\n\n")
-    if b"\r" in chunk:
+    if carriage_return:
         last = max(last, chunk.rfind(b"\r\r"), chunk.rfind(b"\n\r"))
         found = [at for at in map(chunk.find, BLANK_LINES) if at >= 0]
         first = min(found, default=-1)
