@@ -158,7 +158,7 @@ class CommandAgent:
         if end.timed_out:
             raise AgentTimeoutError(f"{what} did not end within {timeout_s:g} s{outputs.last_words(end)}", body=seen)
         if end.problem:
-            problem = f"{what} {command.arguments[0]} did not run to its end: {end.problem}"
+            problem = f"{what} {command.arguments[0]} {end.problem}"
             raise AgentError(AGENT_RUN_ERROR, problem, None, seen)
         if end.exit_code != 0:
             problem = f"{what} {_how(end.exit_code)}{outputs.last_words(end)}"
@@ -168,6 +168,12 @@ class CommandAgent:
     async def _output_file(self, files: CommandFiles, outputs: _Outputs) -> OutputTail:
         try:
             return await asyncio.to_thread(files.read_output, outputs.bytes_to_keep)
+        except FileNotFoundError as error:
+            problem = (
+                f"agent {self._name}: its command ended well but wrote no output file; answer_from: output_file reads "
+                "what it writes to {output_file}, a path that it also finds in GYM_RAY_OUTPUT_FILE"
+            )
+            raise AgentError(AGENT_RUN_ERROR, problem) from error
         except OSError as error:
             problem = f"agent {self._name}: its command ended well but its output file cannot be read: {error}"
             raise AgentError(AGENT_RUN_ERROR, problem) from error

@@ -115,7 +115,7 @@ class _Guard:
         """Run the command to its end; return the status line, which is true when nothing of it runs any more."""
         problem = self._start()
         if problem:
-            return {"exit_code": None, "problem": problem, "survivors": []}
+            return {"exit_code": None, "problem": f"could not be started: {problem}", "survivors": []}
         while self._exit_code is None and not self._stop:
             self._wait(None)
         exit_code = self._exit_code  # of its own; later it is we who end it
@@ -155,9 +155,15 @@ class _Guard:
             for number in (*_IGNORED, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             inherited = {name: os.environ[name] for name in self._plan["inherit"] if name in os.environ}
+            environment = inherited | self._plan["environment"]
             os.chdir(self._plan["directory"])
             command = self._plan["command"]
-            os.execvpe(command[0], command, inherited | self._plan["environment"])  # noqa: S606 - as it is, no shell
+            try:
+                os.execvpe(command[0], command, environment)  # noqa: S606 - as it is, no shell
+            except FileNotFoundError:
+                if "/" in command[0]:
+                    raise
+                os.write(report, f"there is no such program on the PATH {environment.get('PATH')}".encode())
         except BaseException as error:  # noqa: BLE001 - this is a fork: nothing may get out of it but this message
             os.write(report, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         os._exit(127)

@@ -110,7 +110,7 @@ class CommandEnd:
 
     Attributes:
         exit_code: Its exit status, minus the signal's number when one killed it; None when it did not end by itself.
-        problem: What kept it from starting, or what happened to its guard; "" when neither did.
+        problem: That it could not be started, or what happened to its guard; "" when neither did.
         timed_out: Its time ran out.
         survivors: Ids of processes that even SIGKILL did not end.
         stdout: End of its standard output.
@@ -270,7 +270,11 @@ async def _last_word(command: CommandLine, status: _TailReader) -> dict[str, Any
         said: dict[str, Any] = json.loads(line)
         return said
     survivors = await asyncio.to_thread(_sweep, f"{_MARK}={command.mark}".encode())
-    return {"exit_code": None, "problem": "the process that guards it was killed", "survivors": survivors}
+    return {
+        "exit_code": None,
+        "problem": "did not run to its end: the process that guards it was killed",
+        "survivors": survivors,
+    }
 
 
 def _sweep(mark: bytes) -> list[int]:

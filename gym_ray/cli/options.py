@@ -20,7 +20,10 @@ ResourcesServer = Annotated[
     list[str] | None, typer.Option("--resources-server", help="A resources server that ships with its agent.")
 ]
 ModelType = Annotated[
-    str | None, typer.Option("--model-type", help="openai_model, vllm_model, anthropic_model or local_model.")
+    str | None,
+    typer.Option(
+        "--model-type", help="openai_model, vllm_model, vllm_model_with_compaction, anthropic_model, local_model."
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the actors log.")]
 

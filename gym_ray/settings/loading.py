@@ -158,6 +158,8 @@ def _mistake(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docu
         key = "model_call_capture_dir" if "absolute" in message else "observability_enabled"
         return SettingsError(document.place((key,)), key, message.removeprefix(f"{key} "), _CAPTURE_REMEDY)
     message = _PLAIN_WORDS.get(kind, message)
+    if kind == "tuple_type" and isinstance(detail["input"], str):
+        message = "should be a list, in brackets: [one, two]"
     if kind == "string_type" and isinstance(detail["input"], int | float):
         message = "should be text; quote it: '…' in YAML, \"'…'\" on the command line"
     return SettingsError(

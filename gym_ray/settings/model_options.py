@@ -142,7 +142,7 @@ class CompactingVllmModelOptions(VllmModelOptions):
     @classmethod
     def _must_be_chat(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if value != ("chat",):
-            raise ValueError("should be [chat]: the exact prefix goes in through the server's chat route (A175)")
+            raise ValueError("should be [chat]: the exact prefix goes in through the server's chat route")
         return value
 
 

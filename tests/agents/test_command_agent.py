@@ -306,7 +306,7 @@ async def test_a_killed_command_names_the_signal() -> None:
 async def test_a_program_that_is_not_there_is_named() -> None:
     failure = await failure_of(options("no-such-program"))
     assert failure.failure_class == "agent_run_error"
-    assert "its command no-such-program did not run to its end: FileNotFoundError" in failure.message
+    assert "its command no-such-program could not be started: there is no such program on the PATH /" in failure.message
 
 
 async def test_a_program_is_named_from_where_the_run_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ async def test_the_answer_may_stand_in_a_file() -> None:
 
 @pytest.mark.parametrize(
     ("write", "problem"),
-    [("true", "No such file"), ('ln -s /etc/passwd "$1"', "symbolic link"), ('mkfifo "$1"', "not a regular file")],
+    [("true", "wrote no output file"), ('ln -s /etc/passwd "$1"', "symbolic link"), ('mkfifo "$1"', "not a regular file")],
 )
 async def test_an_output_file_that_is_none_is_a_failure(write: str, problem: str) -> None:
     failure = await failure_of(options("sh", "-c", write, "sh", "{output_file}", answer_from="output_file"))

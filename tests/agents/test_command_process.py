@@ -90,11 +90,16 @@ async def test_full_pipes_do_not_stop_a_command_and_the_end_is_kept(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [(["no-such-program-here"], "FileNotFoundError"), (["/etc"], "PermissionError"), (["a\0b"], "ValueError")],
+    [
+        (["no-such-program-here"], f"there is no such program on the PATH {os.environ['PATH']}"),
+        (["/no/such/program"], "FileNotFoundError"),
+        (["/etc"], "PermissionError"),
+        (["a\0b"], "ValueError"),
+    ],
 )
 async def test_what_cannot_start_says_so(tmp_path: Path, arguments: list[str], problem: str) -> None:
     end = await run(line(tmp_path, *arguments))
-    assert problem in end.problem
+    assert end.problem.startswith(f"could not be started: {problem}")
     assert end.exit_code is None
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.settings.servers import IMPLEMENTATIONS
+
 ROOT = Path(__file__).parents[2]
 ROW = {"responses_create_params": {"input": "q"}, "options": [{"A": "x"}], "expected_answer": "A"}
 
@@ -81,6 +83,59 @@ def test_wrong_settings(
     for mention in mentions:
         assert mention in done.err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+ENDPOINT = ("++policy_base_url=http://127.0.0.1:1/v1", "++policy_api_key=k", "++policy_model_name=m")
+VLLM = "policy_model.responses_api_models.vllm_model"
+COMMAND = """
+program:
+  responses_api_agents:
+    command_agent: {command: "ls 'half", model_server: {name: policy_model}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--model-type", "vllm_model", *ENDPOINT, f"++{VLLM}.dialects=[chat,complete]"],
+            f"command line: {VLLM}.dialects: ['chat', 'complete'] is not accepted; "
+            "should be a list of one or more of responses, chat, messages",
+        ),
+        (
+            ["--model-type", "vllm_model", *ENDPOINT, f"++{VLLM}.dialects=chat"],
+            f"command line: {VLLM}.dialects: 'chat' is not accepted; should be a list, in brackets: [one, two]",
+        ),
+        (
+            ["--model-type", "anthropic_model", "++policy_model_name=m"],
+            "${policy_api_key} is not set; put policy_api_key into env.yaml or pass ++policy_api_key=…",
+        ),
+        (
+            ["--model-type", "local_model", "++capture_redaction.patterns=['(half']"],
+            "command line: capture_redaction.patterns.0: '(half' is not accepted; should be a regular expression: ",
+        ),
+        (
+            ["--model-type", "local_model", "--config", "program.yaml"],
+            'command_agent.command: "ls \'half" is not accepted; should be a command line: No closing quotation',
+        ),
+    ],
+    ids=["dialect", "no-list", "no-key", "no-regular-expression", "no-command"],
+)
+def test_wrong_settings_of_engines_and_agents(
+    gym_ray: Callable[..., Done], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "program.yaml").write_text(COMMAND)
+    done = gym_ray("eval", "run", "--input", rows(tmp_path, json.dumps(ROW)), "--output", "out.jsonl", *arguments)
+    assert done.code != 0
+    assert message in done.err
+
+
+def test_help_names_every_model_type(gym_ray: Callable[..., Done]) -> None:
+    for command in (("env", "start"), ("eval", "run")):
+        done = gym_ray(*command, "--help")
+        assert done.code == 0
+        for name in IMPLEMENTATIONS["responses_api_models"]:
+            assert name in done.out
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_command_line_can_say_it() -> None:
         ),
         (
             "capture_redaction:\n  keys: api_key\n",
-            "f.yaml:2: capture_redaction.keys: 'api_key' is not accepted; should be a list",
+            "f.yaml:2: capture_redaction.keys: 'api_key' is not accepted; should be a list, in brackets: [one, two]",
         ),
         (
             "capture_redaction:\n  digest_key: 12345\n",
