@@ -14,7 +14,7 @@ import ray
 
 __all__ = ["Health", "Watched"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _LOOP_ENDED = 70
 _START_FAILED = 71
 _PAUSE_BEFORE_NEXT_START_S = 1.0
@@ -64,7 +64,7 @@ class Watched:
         except Exception as error:
             if not _restarted():
                 raise
-            _LOG.error("the restarted actor did not come up, its process ends: %s", error)
+            _log.error("the restarted actor did not come up, its process ends: %s", error)
             await asyncio.sleep(_PAUSE_BEFORE_NEXT_START_S)
             os._exit(_START_FAILED)
         self._ready = True
@@ -84,5 +84,5 @@ def _restarted() -> bool:
 
 def _end_with(loop_thread: threading.Thread) -> None:
     loop_thread.join()
-    _LOG.critical("the event loop ended; the process ends with it")
+    _log.critical("the event loop ended; the process ends with it")
     os._exit(_LOOP_ENDED)

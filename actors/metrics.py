@@ -11,7 +11,7 @@ from gym_ray.model_call_capture.telemetry import LAG_BOUNDS_S, LATENCY_BOUNDS_S,
 
 __all__ = ["MetricsPublisher"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class MetricsPublisher:
@@ -84,7 +84,7 @@ class MetricsPublisher:
         try:
             await asyncio.to_thread(self.publish, self._telemetry.drain())
         except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end a server
-            _LOG.exception("%s: what was counted could not be published", self._server)
+            _log.exception("%s: what was counted could not be published", self._server)
 
     def _counter(self, name: str, description: str, *tags: str) -> Counter:
         counter = Counter(f"gym_ray_{name}_total", description, ("server", *tags))

@@ -32,7 +32,7 @@ from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, R
 
 __all__ = ["RayPort"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
@@ -82,7 +82,7 @@ class RayPort:
             return
         untold = await forget(store.root, rollout_ids, client=self._client)
         if untold:  # the join asks the same servers again, and a rollout whose server does not answer gets a gap
-            _LOG.warning("%s begin anew, and these servers could not be told: %s", list(rollout_ids), list(untold))
+            _log.warning("%s begin anew, and these servers could not be told: %s", list(rollout_ids), list(untold))
         for rollout_id in rollout_ids:
             await asyncio.to_thread(clear_rollout, store, rollout_id)
 

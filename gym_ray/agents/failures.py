@@ -70,9 +70,8 @@ def _failure(
     body = None if body is None else hide_in_text(body, secrets)
     if body is not None and len(body) > _MAX_BODY_CHARS:
         body = body[:_MAX_BODY_CHARS] + "…"
-    place = (
-        None if isinstance(error, AgentError) else _traceback(error, secrets)
-    )  # ours name their cause; foreign code is searched
+    # Ours name their cause; foreign code is searched.
+    place = None if isinstance(error, AgentError) else _traceback(error, secrets)
     return RunFailure(failure_class, type(error).__name__, message[:_MAX_MESSAGE_CHARS], status, body, place)
 
 

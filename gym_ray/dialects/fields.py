@@ -1,6 +1,7 @@
 """Typed reading of request fields; every complaint names the field by its path in the body.
 
-A malformed field is status 422, a well-formed one that cannot be honoured is 400.
+What a field breaks raises :class:`~gym_ray.errors.UnsupportedRequestError`, from every function here: status 422 where
+it is malformed, 400 where it is well-formed and cannot be honoured.
 """
 
 from __future__ import annotations

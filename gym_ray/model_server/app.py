@@ -45,11 +45,10 @@ from gym_ray.model_server.headers import request_headers
 from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
 from gym_ray.model_server.vllm import VllmEngine
 
-__all__ = ["DEFAULT_MAX_BODY_BYTES", "AppOptions", "build_app"]
+__all__ = ["AppOptions", "build_app"]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_BODY_BYTES = 64 * 1024**2
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -64,7 +63,7 @@ class AppOptions:
         tokenizes: Serve ``POST /tokenize``, which answers a Responses body with its prompt ids (A173).
     """
 
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_body_bytes: int = 64 * 1024**2
     forwarded: frozenset[str] | None = None
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
     tokenizes: bool = False

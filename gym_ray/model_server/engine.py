@@ -84,7 +84,7 @@ class Engine(Protocol):
 
     @property
     def dialects(self) -> frozenset[str]:
-        """Dialects that :meth:`answer` takes; the server answers 501 for the others."""
+        """Dialects that :meth:`answer` takes; the server converts requests of the others to one of them."""
 
     async def start(self) -> None:
         """Open clients and load what is needed; called once, before any other method."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -19,19 +18,18 @@ __all__ = ["CallFailedError", "ReplayedStream"]
 _HEADERS = [(name.encode("ascii"), value.encode("ascii")) for name, value in SSE_HEADERS]
 
 
-@dataclass(frozen=True, slots=True)
 class CallFailedError(Exception):
     """A call that has no answer, in every form in which a client may have to hear of it.
 
-    Attributes:
+    Args:
         status: HTTP status.
         message: What happened, in words a client may see.
         response: The same as an HTTP answer, for clients that were sent nothing yet.
     """
 
-    status: int
-    message: str
-    response: Response
+    def __init__(self, status: int, message: str, response: Response) -> None:
+        super().__init__(status, message, response)
+        self.status, self.message, self.response = status, message, response
 
 
 class ReplayedStream(Response):

@@ -42,7 +42,7 @@ from gym_ray.rollouts.run_paths import Written
 
 __all__ = ["AttemptFlow", "CollectionSettings", "Finished"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _JOIN_TRIES = 6
 _MAX_ROW_BYTES = 256 * 1024**2
 """Rows in hand together; each is in memory once or twice more on its way to a worker and to a joiner."""
@@ -199,7 +199,7 @@ class AttemptFlow:
         if isinstance(error, ClusterError):
             raise error
         if error is not None:
-            _LOG.error("%s: the worker failed", job.rollout_id, exc_info=error)
+            _log.error("%s: the worker failed", job.rollout_id, exc_info=error)
             return RunResult(None, RunFailure("agent_run_error", type(error).__name__, str(error)), latency_ms)
         ended = task.result()
         return _LostRun(ended, latency_ms) if isinstance(ended, Lost) else ended
@@ -228,7 +228,7 @@ class AttemptFlow:
             except Exception as error:
                 if tries == _JOIN_TRIES:
                     raise
-                _LOG.warning("%s: join %d of %d failed: %s", job.rollout_id, tries, _JOIN_TRIES, error)
+                _log.warning("%s: join %d of %d failed: %s", job.rollout_id, tries, _JOIN_TRIES, error)
                 request = dataclasses.replace(request, retry=True)
                 await asyncio.sleep(self._settings.join_backoff_s * 2 ** (tries - 1))
                 continue

@@ -22,7 +22,7 @@ from gym_ray.rollouts.run_log import RunOutputs
 
 __all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,5 +194,5 @@ class Collection:
         if self._fatal is None:
             self._fatal = error
         else:
-            _LOG.error("row %d, attempt %d: %s", start.ordinal, start.attempt, error)
+            _log.error("row %d, attempt %d: %s", start.ordinal, start.attempt, error)
         self.stop()

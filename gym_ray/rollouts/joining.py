@@ -26,7 +26,7 @@ from gym_ray.rollouts.run_paths import RunPaths, Written
 
 __all__ = ["Joiner"]
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Joiner:
@@ -99,7 +99,7 @@ class Joiner:
             )
         except (CaptureError, StorageError) as error:
             # The result is kept all the same; its record says that nobody knows what was written.
-            _LOG.error("%s: the writers of its calls cannot be listed: %s", rollout_id, error)
+            _log.error("%s: the writers of its calls cannot be listed: %s", rollout_id, error)
             return WrittenCalls(unreachable_writers=("unknown",))
         return listed[rollout_id]
 
@@ -125,4 +125,4 @@ class Joiner:
         except StorageError as error:
             untold = (str(error),)
         if untold:  # the record is durable; a server that was not told keeps a few bytes more, and nothing is lost
-            _LOG.warning("%s: not told that it is joined: %s", rollout_id, ", ".join(untold))
+            _log.warning("%s: not told that it is joined: %s", rollout_id, ", ".join(untold))

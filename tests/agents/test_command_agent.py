@@ -21,6 +21,7 @@ from gym_ray.environments.mcqa import McqaEnvironment
 from gym_ray.errors import SettingsError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.settings import CommandAgentOptions, ModelServerRef, ResourcesServerRef, RunSettings, ServerSettings
+from gym_ray.settings.agent_options import COMMAND_VARIABLES
 from gym_ray.testing.agent_servers import ScriptedResources, in_process_client
 from gym_ray.testing.captured_model import captured_model
 from gym_ray.testing.fake_engine import FakeEngine
@@ -186,6 +187,7 @@ async def test_what_a_command_sees(monkeypatch: pytest.MonkeyPatch) -> None:
         "GYM_RAY_OUTPUT_FILE": environment["GYM_RAY_OUTPUT_FILE"],
         "GYM_RAY_COMMAND_ID": environment["GYM_RAY_COMMAND_ID"],
     }
+    assert environment.keys() >= set(COMMAND_VARIABLES), "what settings may not set is what commands get"
     assert environment["M"] == "x-policy_model"
     assert sees["arguments"] == [
         f"input_file={environment['GYM_RAY_INPUT_FILE']}",
@@ -333,7 +335,11 @@ async def test_the_answer_may_stand_in_a_file() -> None:
 
 @pytest.mark.parametrize(
     ("write", "problem"),
-    [("true", "wrote no output file"), ('ln -s /etc/passwd "$1"', "symbolic link"), ('mkfifo "$1"', "not a regular file")],
+    [
+        ("true", "wrote no output file"),
+        ('ln -s /etc/passwd "$1"', "symbolic link"),
+        ('mkfifo "$1"', "not a regular file"),
+    ],
 )
 async def test_an_output_file_that_is_none_is_a_failure(write: str, problem: str) -> None:
     failure = await failure_of(options("sh", "-c", write, "sh", "{output_file}", answer_from="output_file"))

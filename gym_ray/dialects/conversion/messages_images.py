@@ -40,7 +40,11 @@ def image_url(source: Mapping[str, Any], path: str, *, remote: bool) -> str:
 
 
 def image_source(url: str, path: str, *, remote: bool) -> dict[str, Any]:
-    """Return the image source of Messages for a URL; see :func:`image_url`."""
+    """Return the image source of Messages for a URL; see :func:`image_url`.
+
+    Raises:
+        UnsupportedRequestError: As :func:`image_url`.
+    """
     data = _DATA_URL.match(url)
     if data is None:
         return {"type": "url", "url": _remote_url(url, path, allowed=remote)}

@@ -40,7 +40,11 @@ def input_items(messages: object, *, remote_images: bool) -> list[dict[str, Any]
 
 
 def joined_text(content: object, path: str) -> str:
-    """Return a string, or the non-empty texts of text blocks joined with LF (A155)."""
+    """Return a string, or the non-empty texts of text blocks joined with LF (A155).
+
+    Raises:
+        UnsupportedRequestError: A block is malformed (422) or no text (400); the message names its path.
+    """
     if isinstance(content, str):
         return content
     texts = []

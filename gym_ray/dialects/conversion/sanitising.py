@@ -17,7 +17,7 @@ from gym_ray.dialects.conversion.schema.shapes import Check, Problem, problems
 
 __all__ = ["hoisted", "sanitised"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 16  # a long list shows its unknown fields 512 elements at a time
 _MOST_FOUND = 100
@@ -98,9 +98,9 @@ class _Losses:
     def tell(self) -> None:
         """Log what went: whole parts as a warning, unknown fields, which every newer harness has, as information."""
         if self.dropped:
-            logger.warning("streamed request: dropped %s", _some(self.dropped))
+            _log.warning("streamed request: dropped %s", _some(self.dropped))
         if self.pruned:
-            logger.info("streamed request: unknown fields left out: %s", _some(self.pruned))
+            _log.info("streamed request: unknown fields left out: %s", _some(self.pruned))
 
 
 def _some(parts: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from gym_ray.dialects.conversion.schema.shapes import (
 )
 from gym_ray.dialects.conversion.schema.tools import TOOL
 
-__all__ = ["INPUT_ITEM", "INPUT_PARTS", "TOKENS", "TOKENS_TOGETHER"]
+__all__ = ["INPUT_ITEM", "TOKENS", "TOKENS_TOGETHER"]
 
 _STATUS = literal("in_progress", "completed", "incomplete")
 _PHASE = literal("commentary", "final_answer")
@@ -46,7 +46,7 @@ TOKENS_TOGETHER = Together(
 )
 
 _BREAKPOINT = may(prompt_cache_breakpoint=OBJECT)
-INPUT_PARTS: dict[str, Fields] = {
+_INPUT_PARTS: dict[str, Fields] = {
     "input_text": need(text=TEXT) | _BREAKPOINT,
     "input_image": may(detail=literal("low", "high", "auto", "original"), file_id=TEXT, image_url=TEXT) | _BREAKPOINT,
     "input_file": may(detail=literal("auto", "low", "high"), file_data=TEXT, file_id=TEXT, file_url=TEXT, filename=TEXT)
@@ -56,8 +56,8 @@ _OUTPUT_PARTS: dict[str, Fields] = {
     "output_text": need(text=TEXT) | may(annotations=objects(OBJECT), logprobs=objects(OBJECT)),
     "refusal": need(refusal=TEXT),
 }
-_INPUT_CONTENT = either(text=TEXT, list_of=one_of(INPUT_PARTS))
-_ANY_CONTENT = either(text=TEXT, list_of=one_of(INPUT_PARTS | _OUTPUT_PARTS))
+_INPUT_CONTENT = either(text=TEXT, list_of=one_of(_INPUT_PARTS))
+_ANY_CONTENT = either(text=TEXT, list_of=one_of(_INPUT_PARTS | _OUTPUT_PARTS))
 
 _MESSAGE = may(id=TEXT, type=TEXT, status=_STATUS, phase=_PHASE)
 _ASKED = need(content=_INPUT_CONTENT) | _MESSAGE
