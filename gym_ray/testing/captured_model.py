@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.model_call_capture import CaptureWriter
-from gym_ray.model_server.app import build_app
+from gym_ray.model_server.app import AppOptions, build_app
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.serving import AppServer
+from gym_ray.storage.calls import FileCalls
 
 __all__ = ["CapturedModel", "captured_model"]
 
@@ -42,16 +43,30 @@ class CapturedModel:
 
 @asynccontextmanager
 async def captured_model(
-    directory: Path, engine: Engine, *, name: str = "policy_model", run_token: str | None = None
+    directory: Path,
+    engine: Engine,
+    *,
+    name: str = "policy_model",
+    run_token: str | None = None,
+    options: AppOptions | None = None,
+    calls: FileCalls | None = None,
 ) -> AsyncIterator[CapturedModel]:
     """Serve ``engine`` with capture into ``directory`` for the block.
+
+    Args:
+        directory: Capture directory.
+        engine: The engine, started.
+        name: Name of the server.
+        run_token: What clients must send as their API key.
+        options: How the server behaves.
+        calls: The capture writer's seam to the disk.
 
     Raises:
         ServerStartError: The server did not come up.
     """
-    writer = CaptureWriter(directory, server_name=name, run_token=run_token)
+    writer = CaptureWriter(directory, server_name=name, run_token=run_token, calls=calls)
     await asyncio.to_thread(writer.start)
-    server = AppServer(build_app(engine, server_name=name, capture=writer, run_token=run_token))
+    server = AppServer(build_app(engine, server_name=name, capture=writer, run_token=run_token, options=options))
     try:
         await server.start()
         yield CapturedModel(server.url, directory)
