@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-__all__ = ["dumps", "loads", "loads_object", "nests_deeper"]
+__all__ = ["dumps", "loads", "loads_object", "loads_within", "nests_deeper"]
 
 # 19 digits is the shortest run that can pass 2^63; shorter ones are exact in orjson. Looking for it in a translated
 # copy costs a fifteenth of what a regular expression does, and every body comes through here.
 _DIGITS_AS_ZEROS = bytes(48 if 48 <= byte <= 57 else 0 for byte in range(256))
 _LONG_NUMBER = b"0" * 19
+_WINDOW_BYTES = 1 << 16
 
 
 def loads(data: bytes) -> Any:
@@ -30,7 +32,7 @@ def loads(data: bytes) -> Any:
     Raises:
         ValueError: The bytes are not UTF-8 JSON, or nest deeper than the interpreter can follow.
     """
-    if _LONG_NUMBER not in data.translate(_DIGITS_AS_ZEROS):
+    if not _holds_long_number(data):
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -39,6 +41,22 @@ def loads(data: bytes) -> Any:
         return json.loads(data.decode("utf-8"))
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
+
+
+def loads_within(text: bytes) -> Callable[[bytes], Any]:
+    """Return a parser for the many JSON texts that stand in ``text``, at less cost each than :func:`loads`.
+
+    What it returns is exact. It raises ValueError also for some texts that only :func:`loads` can read.
+    """
+    return loads if _holds_long_number(text) else orjson.loads
+
+
+def _holds_long_number(data: bytes) -> bool:
+    if len(data) <= _WINDOW_BYTES:
+        return _LONG_NUMBER in data.translate(_DIGITS_AS_ZEROS)
+    overlap = len(_LONG_NUMBER) - 1  # in windows, so that a huge body is not copied as a whole
+    starts = range(0, len(data), _WINDOW_BYTES)
+    return any(_LONG_NUMBER in data[at : at + _WINDOW_BYTES + overlap].translate(_DIGITS_AS_ZEROS) for at in starts)
 
 
 def loads_object(data: bytes) -> dict[str, Any] | None:
@@ -61,7 +79,7 @@ def nests_deeper(value: Any, levels: int) -> bool:
     return bool(layer)
 
 
-def dumps(value: Any, *, deepest_levels: int | None = None) -> bytes:
+def dumps(value: Any, *, deepest_levels: int | None = None, as_line: bool = False) -> bytes:
     """Encode a value as compact UTF-8 JSON without a trailing line feed (A66).
 
     Non-finite numbers become null, values without a JSON form become their string, lone surrogates stay as their
@@ -71,12 +89,13 @@ def dumps(value: Any, *, deepest_levels: int | None = None) -> bytes:
         value: What to encode.
         deepest_levels: Refuse what nests deeper; not below 254, which the fast path takes unasked. None takes as much
             as the interpreter can follow, which depends on how deep its own calls are.
+        as_line: End with a line feed.
 
     Raises:
         ValueError: The value nests too deeply.
     """
     try:
-        return orjson.dumps(value, default=str)
+        return orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE if as_line else None)
     except orjson.JSONEncodeError:
         pass  # big integer, surrogate, non-string key or depth: the exact encoder decides
     if deepest_levels is not None and nests_deeper(value, deepest_levels):
@@ -85,6 +104,7 @@ def dumps(value: Any, *, deepest_levels: int | None = None) -> bytes:
         text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), default=str)
     except RecursionError:
         raise ValueError("value is nested too deeply for JSON") from None
+    text = f"{text}\n" if as_line else text
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:

@@ -77,3 +77,23 @@ def test_a_limit_on_depth_is_kept_on_both_paths(leaf: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"nope", b"\xff{}", b'"text"'])
 def test_only_objects_are_objects(data: bytes) -> None:
     assert exact_json.loads_object(data) is None
+
+
+@pytest.mark.parametrize("value", ["plain", 2**70, "\ud83d", [float("nan")]])
+def test_a_line_ends_with_its_one_line_feed(value: object) -> None:
+    assert exact_json.dumps(value, as_line=True) == exact_json.dumps(value) + b"\n"
+
+
+@pytest.mark.parametrize("place", [0, 65_520, 65_536, 200_000])
+def test_a_long_number_is_found_wherever_it_stands_in_a_large_text(place: int) -> None:
+    number = 2**64 + 1
+    data = b'["' + b"x" * place + b'",%d,"' % number + b"x" * 100_000 + b'"]'
+    assert exact_json.loads(data)[1] == number
+    assert exact_json.loads_within(data)(b"[%d]" % number) == [number]
+
+
+def test_a_parser_for_many_small_texts_is_exact() -> None:
+    loads = exact_json.loads_within(b'{"a":1}{"b":[true]}')
+    assert [loads(b'{"a":1}'), loads(b'{"b":[true]}')] == [{"a": 1}, {"b": [True]}]
+    with pytest.raises(ValueError, match="surrogate"):
+        loads(b'"\\ud83d"')

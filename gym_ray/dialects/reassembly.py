@@ -57,7 +57,7 @@ def read_events(body: bytes, take: Callable[[dict[str, Any]], None]) -> None:
 
     What is no JSON object is passed over.
     """
-    loads = exact_json.loads
+    loads = exact_json.loads_within(body)
     for field, data in cut_events(body.removeprefix(BOM)):
         try:
             payload = loads(data)

@@ -148,14 +148,14 @@ def encode_with_record(exchange: Exchange, redactor: Redactor | None = None) -> 
     """Return what :func:`encode_exchange` does, and the record that the line holds."""
     try:
         record = build_exchange_record(exchange)
-        line = exact_json.dumps(record, deepest_levels=_DEEPEST_LEVELS)
+        line = exact_json.dumps(record, deepest_levels=_DEEPEST_LEVELS, as_line=True)
     except ValueError:
         record = build_exchange_record(exchange, deepest_body_levels=_DEEPEST_LEVELS - 1)
-        line = exact_json.dumps(record)
+        line = exact_json.dumps(record, as_line=True)
     if redactor is not None and redactor.concerns(line):
         record = redactor.redact(record)
-        line = exact_json.dumps(record)
-    return line + b"\n", record
+        line = exact_json.dumps(record, as_line=True)
+    return line, record
 
 
 def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None = None) -> dict[str, Any]:
