@@ -153,7 +153,7 @@ async def test_leaving_the_iteration_stops_the_run_and_keeps_what_ended(
 ) -> None:
     from gym_ray.actors.collector import finished_records
 
-    run = make_run(40, latency_s=0.02, at_once=4)
+    run = make_run(40, latency_s=0.2, at_once=4)
     with run.started(tmp_path) as (running, _):
         records = finished_records(running.collector, run.paths)
         await anext(records)
@@ -253,7 +253,7 @@ def test_a_killed_collector_ends_the_run_and_leaves_whole_files(make_run: Callab
     from gym_ray.actors.calls import get, wait
     from gym_ray.errors import ClusterError
 
-    run = make_run(40, latency_s=0.05, at_once=6)
+    run = make_run(40, latency_s=0.2, at_once=6)
     with run.started(tmp_path) as (running, _):
         pid = get(running.collector.health.remote(), 20).pid
         ended = running.collector.run.remote()

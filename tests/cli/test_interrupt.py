@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         processes.append(process)
         return process
 
-    with served(numbered_upstream(0.1)) as url:
+    with served(numbered_upstream(0.3)) as url:
         (tmp_path / "settings.yaml").write_text(SETTINGS.replace("UPSTREAM", url))
         yield run
         for process in processes:

@@ -268,7 +268,7 @@ class TestBadRequests:
 
 
 @given(raw=st.one_of(st.binary(), json_bytes()))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_body_gets_an_answer_or_a_422(raw: bytes) -> None:
     async def post() -> httpx.Response:
         engine = FakeEngine()

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
@@ -138,7 +138,6 @@ RESPONSES_ANSWER = {
     "output": [THOUGHT, SAID, ITEM_CALL, CUSTOM_CALL, {"type": "web_search_call", "id": "w"}],
     "usage": {"input_tokens": 4, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}},
 }
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ANY_TEXT = st.text(st.characters())  # lone surrogates too
 WORDS = st.sampled_from(
     ["function", "custom", "message", "reasoning", "text", "refusal", "assistant", "user", "tool", "system", "error"]
@@ -171,7 +170,6 @@ def damaged(draw: st.DrawFn, original: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-@unhurried
 @given(damaged(RESPONSES_REQUEST) | st.dictionaries(WORDS | st.sampled_from(list(RESPONSES_REQUEST)), ANYTHING))
 def test_any_responses_request_converts_or_is_refused(body: dict[str, Any]) -> None:
     before = copy.deepcopy(body)
@@ -182,7 +180,6 @@ def test_any_responses_request_converts_or_is_refused(body: dict[str, Any]) -> N
     assert exact_json.dumps(body) == exact_json.dumps(before)
 
 
-@unhurried
 @given(damaged(CHAT_REQUEST) | st.dictionaries(WORDS | st.sampled_from(list(CHAT_REQUEST)), ANYTHING))
 def test_any_chat_request_converts_or_is_refused(body: dict[str, Any]) -> None:
     before = copy.deepcopy(body)
@@ -194,7 +191,6 @@ def test_any_chat_request_converts_or_is_refused(body: dict[str, Any]) -> None:
     assert exact_json.dumps(body) == exact_json.dumps(before)
 
 
-@unhurried
 @given(damaged(CHAT_ANSWER) | st.dictionaries(WORDS | st.sampled_from(list(CHAT_ANSWER)), ANYTHING), st.booleans())
 def test_any_chat_answer_converts_or_is_refused(answer: dict[str, Any], split_think: bool) -> None:
     before = copy.deepcopy(answer)
@@ -205,7 +201,6 @@ def test_any_chat_answer_converts_or_is_refused(answer: dict[str, Any], split_th
     assert exact_json.dumps(answer) == exact_json.dumps(before)
 
 
-@unhurried
 @given(damaged(RESPONSES_ANSWER) | st.dictionaries(WORDS | st.sampled_from(list(RESPONSES_ANSWER)), ANYTHING))
 def test_any_responses_answer_converts_or_is_refused(answer: dict[str, Any]) -> None:
     before = copy.deepcopy(answer)
@@ -276,14 +271,12 @@ def essence(message: dict[str, Any]) -> tuple[Any, ...]:
     return message["role"], content, message.get("tool_call_id")
 
 
-@unhurried
 @given(conversations())
 def test_a_conversation_comes_back(messages: list[dict[str, Any]]) -> None:
     back = responses_to_chat.request_to_chat(chat_to_responses.request_to_responses({"messages": messages}))
     assert [essence(message) for message in back["messages"]] == [essence(message) for message in messages]
 
 
-@unhurried
 @given(
     assistant(),
     st.sampled_from(["stop", "length", "content_filter"]),
@@ -312,7 +305,6 @@ ITEMS = st.lists(
 )
 
 
-@unhurried
 @given(ITEMS)
 def test_a_responses_answer_comes_back(items: list[dict[str, Any]]) -> None:
     """Chat puts reasoning first, then one text, then the calls; nothing of them is lost."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from anthropic.types import Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
@@ -77,7 +77,7 @@ bodies = st.dictionaries(strings, values, max_size=8) | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(bodies)
 def test_any_object_converts_or_is_refused(body: dict[str, Any]) -> None:
     before = copy.deepcopy(body)
@@ -143,7 +143,7 @@ tools = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(conversations, tools, st.integers(1, 2**31 - 1), texts)
 def test_a_conversation_survives_the_way_through_responses(
     messages: list[dict[str, Any]], declared: list[dict[str, Any]], max_tokens: int, system: str
@@ -164,7 +164,7 @@ def test_a_conversation_survives_the_way_through_responses(
     assert back == {**body, "system": [{"type": "text", "text": system}]}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     assistant_blocks,
     st.sampled_from(["max_tokens", "refusal", None]),

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray import exact_json
@@ -206,7 +206,7 @@ def damaged(value: dict[str, Any], at: int, how: str, junk: Any, key: str) -> No
 
 
 @pytest.mark.parametrize("dialect", [CHAT, RESPONSES])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_right_body_is_refused_only_for_its_names(dialect: str, data: st.DataObject) -> None:
     body = data.draw(RIGHT[dialect])
@@ -252,7 +252,7 @@ def check_refusal(body: dict[str, Any], error: InvalidRequestError) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(data=st.data())
 def test_a_damaged_body_is_prepared_or_refused(dialect: str, data: st.DataObject) -> None:
     body = copy.deepcopy(data.draw(RIGHT[dialect]))
@@ -262,7 +262,7 @@ def test_a_damaged_body_is_prepared_or_refused(dialect: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(
     body=st.dictionaries(st.sampled_from(["input", "messages", "tools", "stream", "model"]) | TEXT, JSON, max_size=4)
 )

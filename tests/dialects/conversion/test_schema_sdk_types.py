@@ -42,9 +42,7 @@ LEAVES: dict[object, st.SearchStrategy[Any]] = {
 REQUIRED = (typing_extensions.Required, typing.Required)
 WRAPPERS = (*REQUIRED, typing_extensions.NotRequired, typing.NotRequired)
 LISTS = (list, collections.abc.Iterable, collections.abc.Sequence)
-OPTIONS = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+OPTIONS = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def arguments_of(hint: Any) -> tuple[Any, ...]:

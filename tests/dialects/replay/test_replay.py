@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray import exact_json
@@ -21,7 +21,7 @@ from gym_ray.errors import EngineError
 
 DIALECTS = (RESPONSES, CHAT, MESSAGES)
 # A busy machine is slow at drawing; no test here is about speed.
-UNHURRIED = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+OFTEN = settings(max_examples=150)
 # Words that look like the end of a stream, ends of lines, characters beyond the BMP and half of one.
 SNARES = st.sampled_from(
     [
@@ -136,7 +136,7 @@ def expected_chat(answer: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "object": "chat.completion", "choices": choices}
 
 
-@UNHURRIED
+@OFTEN
 @given(ANSWERS)
 def test_a_replayed_answer_adds_up_to_itself(case: tuple[str, dict[str, Any]]) -> None:
     dialect, answer = case
@@ -152,7 +152,7 @@ def test_a_replayed_answer_adds_up_to_itself(case: tuple[str, dict[str, Any]]) -
     assert exact_json.dumps(answer) == before
 
 
-@UNHURRIED
+@OFTEN
 @given(ANSWERS)
 def test_frames_are_ascii_events_and_the_last_one_ends_the_stream(case: tuple[str, dict[str, Any]]) -> None:
     dialect, answer = case
@@ -165,7 +165,7 @@ def test_frames_are_ascii_events_and_the_last_one_ends_the_stream(case: tuple[st
     assert scanner.feed(frames[-1]) == {"completed": "complete", "incomplete": "incomplete", "failed": "error"}[status]
 
 
-@UNHURRIED
+@OFTEN
 @given(responses_answers())
 def test_a_stream_cut_before_its_end_still_has_the_items(answer: dict[str, Any]) -> None:
     rebuilt = reassemble(RESPONSES, b"".join(replay_frames(RESPONSES, answer)[:-1]))

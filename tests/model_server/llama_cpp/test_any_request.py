@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
@@ -126,7 +126,6 @@ def prompt_or_refusal(dialect: str, body: dict[str, Any]) -> tuple[PromptRequest
         return error
 
 
-@settings(deadline=None)
 @given(st.sampled_from((RESPONSES, CHAT, MESSAGES)), BODIES, st.booleans())
 def test_any_body_is_read_or_refused(dialect: str, body: dict[str, Any], complete: bool) -> None:
     asked = {**body, **VALID[dialect]} if complete else body
@@ -146,7 +145,6 @@ def test_any_body_is_read_or_refused(dialect: str, body: dict[str, Any], complet
     assert frames.isascii()
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 def test_any_schema_has_a_grammar_or_is_refused(schema: dict[str, Any]) -> None:
     body = {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": schema}]}

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.dialects.neutral import TextDelta, ToolCall
@@ -22,7 +22,6 @@ def run(pieces: list[str], *, calls: bool = True) -> tuple[str, list[ToolCall], 
     return text, [event for event in events if isinstance(event, ToolCall)], parser
 
 
-@settings(deadline=None)
 @given(st.text(alphabet='ab<tool_call>{"name\n😀 ', max_size=60), st.lists(st.integers(0, 60), max_size=8))
 def test_text_cut_anywhere_is_the_whole_text_without_its_last_line_ends(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -32,7 +31,6 @@ def test_text_cut_anywhere_is_the_whole_text_without_its_last_line_ends(text: st
     assert parser.text == found
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(CALL)), st.integers(0, len(CALL)))
 def test_a_call_cut_anywhere_is_one_whole_call_and_no_text(first: int, second: int) -> None:
     low, high = sorted((first, second))
