@@ -146,10 +146,16 @@ def split_resources_prefix(path: str) -> PrefixedPath | None:
 
 
 def restore_prefix_in_location(location: str, status: int, request_host: str, prefix: str) -> str:
-    """Put a removed prefix back into a redirect's ``Location``, so that the followed call stays captured (A17, A18)."""
+    """Put a removed prefix back into a redirect's ``Location``, so that the followed call stays captured (A17, A18).
+
+    What is no URL stays as it is: it is the client's to make sense of.
+    """
     if not 300 <= status <= 399:
         return location
-    parts = urlsplit(location)
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return location
     if (parts.netloc and parts.netloc != request_host) or not parts.path.startswith("/"):
         return location
     if parts.path == prefix or parts.path.startswith(prefix + "/"):

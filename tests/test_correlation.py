@@ -55,3 +55,8 @@ def test_a_redirect_of_an_odd_id_gets_a_header_that_can_be_sent() -> None:
     assert split is not None
     location = restore_prefix_in_location("http://h/v1/responses", 307, "h", split.prefix)
     assert location == "http://h/ng-rollout/a%20b%E2%82%AC/v1/responses"
+
+
+@pytest.mark.parametrize("location", ["http://[", "http://[::1/v1", "//h\u2100/v1", "http://]/v1"])
+def test_a_redirect_to_what_is_no_url_stays_as_it_is(location: str) -> None:
+    assert restore_prefix_in_location(location, 307, "h", "/ng-rollout/0-0") == location
