@@ -14,9 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gym_ray.model_server.engines import build_engine
+from gym_ray.settings import load_settings, server_config_paths
+from gym_ray.settings.servers import IMPLEMENTATIONS
 from gym_ray.testing.fake_upstream import FakeUpstream
 from gym_ray.testing.serving import served
 
@@ -61,16 +65,26 @@ def workplace(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with served(FakeUpstream(text="It is \\boxed{B}")) as url:
         text = block("yaml", "policy_base_url").replace("https://api.openai.com", url)
-        with socket.socket() as probe:  # servers that somebody runs on the usual port stay as they are
-            probe.bind(("127.0.0.1", 0))
-            head = f"head_server: {{port: {probe.getsockname()[1]}}}\n"
-        (tmp_path / "env.yaml").write_text(text.replace("${oc.env:OPENAI_API_KEY}", "sk-not-a-key") + head)
+        # Servers that somebody runs on the usual port stay as they are.
+        text += f"head_server: {{port: {free_port()}}}\n"
+        (tmp_path / "env.yaml").write_text(text.replace("${oc.env:OPENAI_API_KEY}", "sk-not-a-key"))
         yield tmp_path
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @contextlib.contextmanager
-def started(script: str, cwd: Path) -> Iterator[None]:
-    """Run a command that serves until Ctrl-C, and press it at the end."""
+def started(script: str, cwd: Path, *, says: str = "ready") -> Iterator[None]:
+    """Run a command that serves until Ctrl-C, from when it says that it does, and press it at the end."""
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=cwd,
@@ -85,12 +99,12 @@ def started(script: str, cwd: Path) -> Iterator[None]:
     def listen() -> None:
         for line in process.stderr or []:
             said.append(line)
-            if line.startswith("ready"):
+            if says in line:
                 ready.set()
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not ready.wait(0.1):
         assert process.poll() is None, "".join(said)
         assert time.monotonic() < deadline, "".join(said)
@@ -98,15 +112,20 @@ def started(script: str, cwd: Path) -> Iterator[None]:
         yield
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 0, "".join(said)
+        assert process.wait(120) == 0, "".join(said)
         listener.join(10)
         assert process.stderr is not None
         process.stderr.close()
 
 
 def test_the_two_terminal_walk(workplace: Path) -> None:
-    with started(block("bash", "env start"), workplace):
+    port = free_port()
+    (workplace / "question_agent.yaml").write_text(block("yaml", "http_agent").replace("7000", str(port)))
+    command = "gym-ray env start --config question_agent.yaml"
+    assert command in README
+    with started(block("bash", "env start").replace("gym-ray env start", command), workplace):
         out = bash(block("bash", "--no-serve"), workplace)
+        check_the_agent_server(workplace, port)
     record = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert record["ng_model_call_capture"]["rollout_id"] == "0-0"
     assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 1
@@ -126,6 +145,20 @@ def test_the_two_terminal_walk(workplace: Path) -> None:
             assert b"sk-not-a-key" not in path.read_bytes(), path
 
 
+def check_the_agent_server(workplace: Path, port: int) -> None:
+    """Start the agent server of the README beside the servers that run, and collect with it."""
+    (head,) = re.findall(r"port: (\d+)", (workplace / "env.yaml").read_text())
+    server = block("bash", "http_agent_server").replace("7000", str(port)).rstrip()
+    collect = block("bash", "--no-serve").replace("mcqa_rollouts", "question_agent")
+    assert "with `--no-serve --agent question_agent`" in README
+    with started(f"{server} --head http://127.0.0.1:{head}", workplace, says="Uvicorn running"):
+        bash(collect.replace("mcqa_simple_agent", "question_agent"), workplace)
+    (record,) = records(workplace / "results" / "question_agent.jsonl")
+    assert record["agent_ref"]["name"] == "question_agent"
+    assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 1
+    assert record["extracted_answer"] == "B"
+
+
 def test_an_agent_of_your_own(workplace: Path) -> None:
     code = block("python", "AsyncOpenAI")
     example = (ROOT / "examples" / "agents" / "openai_sdk_agent.py").read_text()
@@ -133,12 +166,39 @@ def test_an_agent_of_your_own(workplace: Path) -> None:
     (workplace / "my_agent.yaml").write_text(block("yaml", "my_agent"))
     out = bash(block("bash", "my_agent.yaml"), workplace)
     assert "my_agent" in out
-    records = [json.loads(line) for line in (workplace / "results" / "my_agent.jsonl").read_text().splitlines()]
-    assert len(records) == 3
-    for record in records:
+    done = records(workplace / "results" / "my_agent.jsonl")
+    assert len(done) == 3
+    for record in done:
         assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 1
         assert record["extracted_answer"] == "B"
         assert record["reward"] in (0.0, 1.0)
+
+
+def test_a_program_as_it_is(workplace: Path) -> None:
+    redaction = block("yaml", "capture_redaction").replace("${oc.env:DIGEST_KEY}", "key-of-digests")
+    (workplace / "my_program.yaml").write_text(block("yaml", "command_agent") + redaction)
+    bash(block("bash", "my_program.yaml"), workplace)
+    done = records(workplace / "results" / "my_program.jsonl")
+    assert len(done) == 2
+    for record in done:
+        assert record["extracted_answer"] == "B"
+        (call,) = record["ng_model_call_capture"]["calls"]
+        file = (
+            workplace / "results" / "program-calls" / f"{record['ng_model_call_capture']['rollout_id']}.capture.jsonl"
+        )
+        (raw,) = records(file)
+        assert raw["request"]["stream"] is True, "the program streams"
+        assert call["tokens_out"] == raw["response"]["usage"]["output_tokens"]
+
+
+def test_the_table_of_model_types_is_whole_and_right(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| `(\w+_model\w*)` \| .* \| ([\w, ]+) \|$", README, re.MULTILINE)
+    assert {name for name, _ in rows} == set(IMPLEMENTATIONS["responses_api_models"])
+    keys = ("++policy_base_url=http://127.0.0.1:1/v1", "++policy_api_key=k", "++policy_model_name=m")
+    for name, spoken in rows:
+        settings = load_settings(server_config_paths(model_type=name), keys, env_file=None, environ={})
+        engine = build_engine(settings.servers["policy_model"], local_engine_url="http://127.0.0.1:1")
+        assert engine.dialects == {dialect.lower() for dialect in spoken.split(", ")}, name
 
 
 @pytest.mark.model
@@ -148,10 +208,10 @@ def test_make_eval(tmp_path: Path) -> None:
     out = bash(f"make -C '{ROOT}' eval EVAL_DIR='{results}'", tmp_path)
     for name in ("rollouts.jsonl", "rollouts_aggregate_metrics.json", "model-calls"):
         assert str(results / name) in out
-    records = [json.loads(line) for line in (results / "rollouts.jsonl").read_text().splitlines()]
+    done = records(results / "rollouts.jsonl")
     expected = len((ROOT / "examples" / "mixed.jsonl").read_text().splitlines())
-    assert len(records) == expected
-    for record in records:
+    assert len(done) == expected
+    for record in done:
         capture = record["ng_model_call_capture"]
         assert "gaps" not in capture
         assert capture["metrics"]["num_calls"] >= 1
@@ -161,7 +221,7 @@ def test_make_eval(tmp_path: Path) -> None:
         assert "".join(texts).strip()
         file = results / "model-calls" / f"{capture['rollout_id']}.capture.jsonl"
         assert len(file.read_text().splitlines()) == capture["metrics"]["num_calls"]
-    several = [record for record in records if record["ng_model_call_capture"]["metrics"]["num_calls"] >= 2]
+    several = [record for record in done if record["ng_model_call_capture"]["metrics"]["num_calls"] >= 2]
     assert several
     for record in several:
         second = json.loads(

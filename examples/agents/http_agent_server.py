@@ -1,7 +1,7 @@
 """An agent server of your own: it holds the conversation itself and lets a resources server score it.
 
-Start the servers with ``gym-ray env start``, then this one beside them, then collect with
-``gym-ray eval run --no-serve``. The settings of the run name it, for example:
+Start the servers with ``gym-ray env start --config question_agent.yaml``, then this one beside them, then collect with
+``gym-ray eval run --no-serve --agent question_agent``. The settings file names it:
 
     question_agent:
       responses_api_agents:
