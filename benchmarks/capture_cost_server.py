@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,6 +22,8 @@ from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
+from gym_ray.storage.calls import FileCalls, SyncOutcome
+from gym_ray.storage.local_calls import file_calls_for
 
 RESPONSE_BYTES = 1024
 
@@ -157,23 +160,77 @@ class BareBatcher:
                 future.set_result(None)
 
 
-def build(variant: str, root: Path) -> tuple[ASGIApp, CaptureWriter | None]:
-    writer = CaptureWriter(root, server_name="bench") if variant == "on" else None
+class CountedCalls(FileCalls):
+    """Counts what goes through the seam; :func:`counted` mixes it with the calls that suit the directory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.appends = self.data_syncs = self.directory_syncs = 0
+
+    def lock_exclusive(self, fd: int, *, wait: bool) -> bool:
+        """Count: every append to a file, whatever the number of its records, begins with the file's lock."""
+        taken = super().lock_exclusive(fd, wait=wait)
+        with self._lock:
+            self.appends += taken
+        return taken
+
+    def sync_data(self, fd: int) -> None:
+        """Count one."""
+        with self._lock:
+            self.data_syncs += 1
+        super().sync_data(fd)
+
+    def sync_all(self, fds: Sequence[int], tell: Callable[[list[SyncOutcome]], None]) -> None:
+        """Count as many as there are; a single one goes through :meth:`sync_data`."""
+        if len(fds) > 1:
+            with self._lock:
+                self.data_syncs += len(fds)
+        super().sync_all(fds, tell)
+
+    def sync(self, fd: int) -> None:
+        """Count one; the only thing synced whole while calls are recorded is the directory of new files."""
+        with self._lock:
+            self.directory_syncs += 1
+        super().sync(fd)
+
+
+def counted(root: Path) -> CountedCalls:
+    """Return the calls that a writer would use, counted."""
+    suited = type(file_calls_for(root))
+    bases = (CountedCalls,) if suited is FileCalls else (CountedCalls, suited)
+    calls: CountedCalls = type("Counted", bases, {})()
+    return calls
+
+
+def build(variant: str, root: Path, calls: FileCalls | None = None) -> tuple[ASGIApp, CaptureWriter | None]:
+    writer = CaptureWriter(root, server_name="bench", calls=calls) if variant == "on" else None
     app = build_app(OneAnswerEngine(), server_name="bench", capture=writer)
     return (BareBatcher(app, root) if variant == "bare" else app), writer
 
 
 def main() -> None:
     variant, root = sys.argv[1], Path(sys.argv[2])
-    app, writer = build(variant, root)
+    calls = counted(root)
+    app, writer = build(variant, root, calls)
     if writer is not None:
         writer.start()
+        calls.clear()
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     print("PORT", listening.getsockname()[1], flush=True)
     config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_level="warning")
+    signal.signal(signal.SIGTERM, lambda *_: None)  # it ends the server, and would end the process when that is done
     uvicorn.Server(config).run(sockets=[listening])
     if writer is not None:
+        # Every answer has left, so every record was synced; what closing syncs is not the calls' own.
+        counts = {"records": writer.counts.recorded, "appends": calls.appends}
+        counts |= {"data_syncs": calls.data_syncs, "directory_syncs": calls.directory_syncs}
         writer.close()
+        print("COUNTS", json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Brings outcomes from the commit threads to the tasks that wait for them, one wake-up of the event loop a batch."""
+"""Brings outcomes from the commit threads to the tasks that wait for them, and ends waits that last too long.
+
+One wake-up of the event loop serves a batch of outcomes, and one timer serves all waits: for each task its own would
+cost the loop more than the rest of a call's bookkeeping.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,46 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["LoopAcks"]
+__all__ = ["Deadlines", "LoopAcks"]
 
 _log = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
+
+
+class Deadlines(Generic[KeyT]):
+    """What should happen on one event loop within a fixed time. Call everything on the loop.
+
+    Args:
+        loop: The loop.
+        timeout_s: How long each has.
+        on_expired: Told about a key that was not dropped in time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float, on_expired: Callable[[KeyT], None]) -> None:
+        self._loop, self._timeout_s, self._on_expired = loop, timeout_s, on_expired
+        self._deadlines: dict[KeyT, float] = {}  # oldest first: all have equally long
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, key: KeyT) -> None:
+        """Let the time of a key begin."""
+        self._deadlines[key] = self._loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._expire)
+
+    def drop(self, key: KeyT) -> None:
+        """Forget a key; unknown ones are fine."""
+        self._deadlines.pop(key, None)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._deadlines:
+            key, deadline = next(iter(self._deadlines.items()))
+            if deadline > now:
+                self._timer = self._loop.call_at(deadline, self._expire)
+                return
+            del self._deadlines[key]
+            self._on_expired(key)
 
 
 class LoopAcks(Generic[KeyT]):
@@ -24,23 +64,17 @@ class LoopAcks(Generic[KeyT]):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float, on_timeout: Callable[[KeyT], None]) -> None:
-        self._loop, self._timeout_s, self._on_timeout = loop, timeout_s, on_timeout
-        self._waiting: dict[KeyT, tuple[asyncio.Future[None], float]] = {}  # oldest first: all wait equally long
+        self._loop, self._on_timeout = loop, on_timeout
+        self._waiting: dict[KeyT, asyncio.Future[None]] = {}
+        self._deadlines: Deadlines[KeyT] = Deadlines(loop, timeout_s, self._give_up)
         self._done: deque[KeyT] = deque()
         self._wake_up_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, key: KeyT) -> asyncio.Future[None]:
         """Return a future that ends with :meth:`deliver`, or after the timeout. Call on the loop, before submitting."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[key] = (future, self._loop.time() + self._timeout_s)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._expire)
+        future = self._waiting[key] = self._loop.create_future()
+        self._deadlines.set(key)
         return future
-
-    def drop(self, key: KeyT) -> None:
-        """End the wait for a key without telling anybody. Call on the loop."""
-        self._waiting.pop(key, None)
 
     def deliver(self, keys: Iterable[KeyT]) -> None:
         """End the wait for these keys; from any thread."""
@@ -57,19 +91,15 @@ class LoopAcks(Generic[KeyT]):
         # The flag goes first: whoever appends after this line schedules a wake-up of its own.
         self._wake_up_scheduled = False
         while self._done:
-            future, _ = self._waiting.pop(self._done.popleft(), (None, 0.0))
-            if future is not None and not future.done():
-                future.set_result(None)
+            key = self._done.popleft()
+            self._deadlines.drop(key)
+            self._end_wait(key)
 
-    def _expire(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        while self._waiting:
-            key, (future, deadline) = next(iter(self._waiting.items()))
-            if deadline > now:
-                self._timer = self._loop.call_at(deadline, self._expire)
-                return
-            del self._waiting[key]
-            self._on_timeout(key)
-            if not future.done():
-                future.set_result(None)
+    def _give_up(self, key: KeyT) -> None:
+        self._on_timeout(key)
+        self._end_wait(key)
+
+    def _end_wait(self, key: KeyT) -> None:
+        future = self._waiting.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(None)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix_in_location, split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
-from gym_ray.model_call_capture.acks import LoopAcks
+from gym_ray.model_call_capture.acks import Deadlines
 from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts, read_published_usage
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_call_capture.writer import CaptureWriter
@@ -27,6 +27,9 @@ __all__ = ["CaptureMiddleware"]
 _KEEP_ALIVE = b": keep-alive\n\n"
 _LINGER_S = 0.05
 """How long a handler may take to end after its answer is complete before its client is served without waiting."""
+_PIECES_TOGETHER, _SMALL_BYTES = 256, 4096
+"""A stream's pieces are put together when so many wait that are smaller than this on average."""
+_CONTENT_TYPE, _SESSION_ID = b"content-type", b"x-session-id"
 
 
 class CaptureMiddleware:
@@ -43,7 +46,7 @@ class CaptureMiddleware:
     ) -> None:
         self._app = app
         self._writer, self._training = writer, training
-        self._patience: dict[asyncio.AbstractEventLoop, LoopAcks[_Recording]] = {}
+        self._patience: dict[asyncio.AbstractEventLoop, Deadlines[_Recording]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection; scopes other than HTTP pass through untouched (A13)."""
@@ -53,30 +56,67 @@ class CaptureMiddleware:
             return
         token = current_rollout_id.set(split.rollout_id)
         try:
-            await self._serve_prefixed(_without_prefix(scope, split), receive, _repairing(send, scope, split), split)
+            recording = self._begin_recording(scope, receive, send, split)
+            if recording is not None:
+                await recording.run(self._app, _without_prefix(scope, split))
+            else:
+                await self._serve_unrecorded(scope, receive, send, split)
         finally:
             current_rollout_id.reset(token)
 
-    async def _serve_prefixed(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> None:
+    def _begin_recording(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> _Recording | None:
         dialect = DIALECT_BY_PATH.get(split.rest)
-        if self._training is not None and split.token_capture and dialect is None:
-            await self._training.serve(self._app, scope, receive, send, split.rollout_id)
-            return
-        exchange = None
-        if self._writer is not None and dialect is not None:
-            exchange = self._writer.begin(split.rollout_id, dialect, _session_id(scope))
-        if self._writer is None or exchange is None:
-            await self._app(scope, receive, send)
-            return
-        await _Recording(exchange, receive, send, self._writer, self._loop_patience()).run(self._app, scope)
+        if self._writer is None or dialect is None:
+            return None
+        exchange = self._writer.begin(split.rollout_id, dialect, _session_id(scope))
+        if exchange is None:
+            return None
+        redirects = _Redirects(scope, split.prefix)
+        return _Recording(exchange, receive, send, redirects, self._writer, self._loop_patience())
 
-    def _loop_patience(self) -> LoopAcks[_Recording]:
+    async def _serve_unrecorded(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> None:
+        redirects = _Redirects(scope, split.prefix)
+
+        async def repairing_send(message: Message) -> None:
+            await send(redirects.repair(message) if message["type"] == "http.response.start" else message)
+
+        inner = _without_prefix(scope, split)
+        if self._training is not None and split.token_capture and split.rest not in DIALECT_BY_PATH:
+            await self._training.serve(self._app, inner, receive, repairing_send, split.rollout_id)
+        else:
+            await self._app(inner, receive, repairing_send)
+
+    def _loop_patience(self) -> Deadlines[_Recording]:
         """One timer serves all calls of a loop: a timer a call costs a loop more than the rest of its bookkeeping."""
         loop = asyncio.get_running_loop()
         patience = self._patience.get(loop)
         if patience is None:
-            patience = self._patience[loop] = LoopAcks(loop, _LINGER_S, _Recording.end_early)
+            patience = self._patience[loop] = Deadlines(loop, _LINGER_S, _Recording.end_early)
         return patience
+
+
+class _Redirects:
+    """Puts the prefix back into the redirects of one call, so that a followed call stays captured (A17, A18)."""
+
+    __slots__ = ("_prefix", "_scope")
+
+    def __init__(self, scope: Scope, prefix: str) -> None:
+        self._scope, self._prefix = scope, prefix
+
+    def repair(self, start: Message) -> Message:
+        """Return the start of an answer as the client should get it."""
+        status = start["status"]
+        if not 300 <= status <= 399:
+            return start
+        host = _header(self._scope, b"host")
+        headers = []
+        for name, value in start.get("headers", ()):
+            if name.lower() == b"location":
+                location = restore_prefix_in_location(value.decode("latin-1"), status, host, self._prefix)
+                headers.append((name, location.encode("latin-1")))
+            else:
+                headers.append((name, value))
+        return {**start, "headers": headers}
 
 
 class _Recording:
@@ -88,27 +128,47 @@ class _Recording:
     what the handler still sends is forwarded behind it without being recorded.
     """
 
+    __slots__ = (
+        "_answered_at",
+        "_begun_at",
+        "_early",
+        "_end_expected",
+        "_exchange",
+        "_held",
+        "_outer_receive",
+        "_outer_send",
+        "_patience",
+        "_put_together",
+        "_redirects",
+        "_scanner",
+        "_state",
+        "_writer",
+    )
+
     def __init__(
         self,
         exchange: Exchange,
         receive: Receive,
         send: Send,
+        redirects: _Redirects,
         writer: CaptureWriter,
-        patience: LoopAcks[_Recording],
+        patience: Deadlines[_Recording],
     ) -> None:
         self._exchange, self._writer, self._patience = exchange, writer, patience
-        self._outer_receive, self._outer_send = receive, send
+        self._outer_receive, self._outer_send, self._redirects = receive, send, redirects
         self._scanner: TerminalScanner | None = None
         self._held: list[Message] = []
         self._begun_at = 0.0
+        self._answered_at = (0.0, 0.0)
         self._state: Mapping[str, Any] = {}
         self._end_expected = False
         self._early: asyncio.Task[None] | None = None
+        self._put_together = 0
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         exchange = self._exchange
-        exchange.started_at, self._begun_at = time.time(), time.perf_counter()
         self._state = scope["state"]
+        exchange.started_at, self._begun_at = time.time(), time.perf_counter()
         try:
             await app(scope, self._receive, self._send)
         except BaseException as error:
@@ -127,7 +187,7 @@ class _Recording:
             self._early.result()
             return
         self._exchange.error = error
-        self._finish()
+        self._finish(time.time(), time.perf_counter())
         await self._record_and_release()
 
     async def _record_and_release(self) -> None:
@@ -137,22 +197,17 @@ class _Recording:
             await self._outer_send(message)
 
     def end_early(self) -> None:
-        """Record a complete answer whose handler goes on. Call on the loop."""
-        exchange = self._exchange
-        complete_at, latency_ms = exchange.completed_at, exchange.latency_ms
-        self._finish()
-        exchange.completed_at, exchange.latency_ms = complete_at, latency_ms
+        """Record a complete answer whose handler goes on, as of when it was complete. Call on the loop."""
+        self._finish(*self._answered_at)
         self._early = asyncio.get_running_loop().create_task(self._record_and_release())
 
-    def _finish(self) -> None:
+    def _finish(self, completed_at: float, ended_at: float) -> None:
+        """Note the end on both clocks: the wall's, and the monotonic one that latencies are taken from (A37)."""
         exchange = self._exchange
-        exchange.completed_at = time.time()
-        exchange.latency_ms = self._elapsed_ms()
+        exchange.completed_at = completed_at
+        exchange.latency_ms = round((ended_at - self._begun_at) * 1000, 2)
         exchange.facts = read_execution_facts(self._state)
         exchange.usage = read_published_usage(self._state)
-
-    def _elapsed_ms(self) -> float:
-        return round((time.perf_counter() - self._begun_at) * 1000, 2)
 
     async def _receive(self) -> Message:
         message = await self._outer_receive()
@@ -174,42 +229,56 @@ class _Recording:
                 self._held.append(message)
                 return
         elif kind == "http.response.start":
-            self._start(message)
+            message = self._start(message)
         await self._outer_send(message)
 
-    def _start(self, message: Message) -> None:
+    def _start(self, message: Message) -> Message:
         exchange = self._exchange
         exchange.status = message["status"]
         exchange.is_sse = _is_sse(message.get("headers", ()))
         if exchange.is_sse:
             self._scanner = TerminalScanner(exchange.dialect)
+        return self._redirects.repair(message)
 
     def _must_hold(self, message: Message) -> bool:
         """Keep a body message's bytes, and say whether it waits for the record (A40-A42)."""
         exchange, body = self._exchange, message.get("body", b"")
-        last = not message.get("more_body", False)
-        exchange.complete = exchange.complete or last
-        if body:
-            exchange.response.append(body)
+        if not message.get("more_body", False):
+            exchange.complete = True
         if self._scanner is None:
-            if last:
+            if body:
+                exchange.response.append(body)
+            if exchange.complete:
                 self._expect_end()
             return True
-        if body and exchange.latency_ttft_ms is None and body != _KEEP_ALIVE:
-            exchange.latency_ttft_ms = self._elapsed_ms()
-        if exchange.terminal is None and body:
-            exchange.terminal = self._scanner.feed(body)
+        if body:
+            self._keep_chunk(body)
+            if exchange.latency_ttft_ms is None and body != _KEEP_ALIVE:
+                exchange.latency_ttft_ms = round((time.perf_counter() - self._begun_at) * 1000, 2)
+            if exchange.terminal is None:
+                exchange.terminal = self._scanner.feed(body)
         hold = exchange.complete or exchange.terminal is not None
         if hold:
             self._expect_end()
         return hold
 
+    def _keep_chunk(self, chunk: bytes) -> None:
+        """Keep a chunk of a stream in little more memory than it has bytes: small objects cost more than they hold."""
+        pieces = self._exchange.response
+        pieces.append(chunk)
+        if len(pieces) - self._put_together < _PIECES_TOGETHER:
+            return
+        loose = pieces[self._put_together :]
+        if sum(map(len, loose)) < _PIECES_TOGETHER * _SMALL_BYTES:
+            pieces[self._put_together :] = [b"".join(loose)]
+        self._put_together = len(pieces)
+
     def _expect_end(self) -> None:
         """The answer is complete, and the handler should end now."""
         if not self._end_expected:
             self._end_expected = True
-            self._exchange.completed_at, self._exchange.latency_ms = time.time(), self._elapsed_ms()
-            self._patience.expect(self)
+            self._answered_at = time.time(), time.perf_counter()
+            self._patience.set(self)
 
 
 def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
@@ -220,41 +289,24 @@ def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
     return inner
 
 
-def _repairing(send: Send, scope: Scope, split: PrefixedPath) -> Send:
-    """Put the prefix back into redirects, so that a followed call stays captured (A17, A18)."""
-
-    async def repairing_send(message: Message) -> None:
-        if message["type"] == "http.response.start" and 300 <= message["status"] <= 399:
-            message = {**message, "headers": _repaired_headers(message, _header(scope, b"host"), split.prefix)}
-        await send(message)
-
-    return repairing_send
-
-
-def _repaired_headers(message: Message, host: str, prefix: str) -> list[tuple[bytes, bytes]]:
-    headers = []
-    for name, value in message.get("headers", ()):
-        if name.lower() == b"location":
-            location = restore_prefix_in_location(value.decode("latin-1"), message["status"], host, prefix)
-            headers.append((name, location.encode("latin-1")))
-        else:
-            headers.append((name, value))
-    return headers
-
-
 def _header(scope: Scope, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in scope["headers"] if name.lower() == wanted), "")
 
 
 def _session_id(scope: Scope) -> str | None:
     """Return ``x-session-id`` when all its non-empty occurrences agree (A46)."""
-    values = {value for name, value in scope["headers"] if name.lower() == b"x-session-id" and value}
-    return values.pop().decode("latin-1") if len(values) == 1 else None
+    found = None
+    for name, value in scope["headers"]:
+        if len(name) == len(_SESSION_ID) and name.lower() == _SESSION_ID and value:
+            if found is not None and found != value:
+                return None
+            found = value
+    return None if found is None else found.decode("latin-1")
 
 
 def _is_sse(headers: Any) -> bool:
     """A45: the first content type decides, whatever its case."""
     for name, value in headers:
-        if name.lower() == b"content-type":
+        if len(name) == len(_CONTENT_TYPE) and name.lower() == _CONTENT_TYPE:
             return bool(value.strip().lower().startswith(b"text/event-stream"))
     return False

@@ -42,6 +42,8 @@ from gym_ray.storage.local_calls import file_calls_for
 __all__ = ["CaptureCounts", "CaptureWriter"]
 
 _log = logging.getLogger(__name__)
+_LARGE_BYTES = 256 * 1024
+"""An exchange of more bytes takes milliseconds to encode, which no other file should wait for."""
 
 
 class _Ticket:
@@ -57,8 +59,18 @@ class _Ticket:
         self.offset: int | None = None
         self.length = 0
 
+    @property
+    def takes_long(self) -> bool:
+        exchange = self.exchange
+        return sum(map(len, exchange.request)) + sum(map(len, exchange.response)) > _LARGE_BYTES
+
     def encode(self) -> bytes:
+        bodies = self.exchange.request, self.exchange.response
+        for pieces in bodies:
+            pieces[:] = [b"".join(pieces)]  # the pieces themselves are let go of before more is made of them
         line, self.outcome = self.encoder.encode(self.exchange)
+        for pieces in bodies:
+            pieces.clear()  # the line has their bytes
         return line
 
     def wanted(self) -> bool:
@@ -91,7 +103,7 @@ class CaptureWriter:
         url: Root URL at which the server's quiesce route can be reached; may be set until :meth:`start`.
         run_token: What the quiesce route wants as bearer token.
         capture_timeout_s: How long an answer waits for its record before it is released and its rollout marked.
-        threads: Files synced at the same time.
+        threads: Commit threads; None for as many as suit the file system of the directory.
         max_handles: Capture files kept open.
         calls: The seam to the operating system.
         redactor: Takes secrets out of every record before it is written; None writes what was seen.
@@ -109,7 +121,7 @@ class CaptureWriter:
         url: str | None = None,
         run_token: str | None = None,
         capture_timeout_s: float = 30.0,
-        threads: int = 16,
+        threads: int | None = None,
         max_handles: int = 256,
         calls: FileCalls | None = None,
         redactor: Redactor | None = None,
@@ -119,7 +131,8 @@ class CaptureWriter:
         self.store = CaptureStore(root, calls=self._calls)
         self.server_name, self.url, self.run_token = server_name, url, run_token
         self.counts = CaptureCounts()
-        self._timeout_s, self._threads, self._max_handles = capture_timeout_s, threads, max_handles
+        self._timeout_s, self._max_handles = capture_timeout_s, max_handles
+        self._threads = threads or self._calls.threads
         self._index = CallIndex()
         self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[_Ticket]] = {}
         self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()

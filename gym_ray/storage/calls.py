@@ -23,9 +23,11 @@ class FileCalls:
 
     Attributes:
         syncs_at_once: How many files :meth:`sync_all` syncs at the same time.
+        threads: How many threads it takes to keep the disk busy with it.
     """
 
     syncs_at_once: int = 1
+    threads: int = 16
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
         """Open a file or directory, close-on-exec."""

@@ -31,6 +31,10 @@ class CommitItem(Protocol):
     def file_name(self) -> str:
         """Name of the file."""
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether encoding takes so long that no other file should wait for it."""
+
     def encode(self) -> bytes:
         """Return whole lines; runs on a commit thread, once."""
 
@@ -68,8 +72,8 @@ class GroupCommit(Generic[ItemT]):
     Args:
         files: Where the lines go.
         on_done: Told, on a commit thread, about items that have their outcome.
-        threads: Each takes as many files at a time as ``files`` can sync at once; a file locked by another process
-            gets a thread beside these.
+        threads: Each takes as many files at a time as ``files`` can sync at once; a file that is locked by another
+            process, or gets an item that takes long, has a thread beside these.
         name: Prefix of the threads' names.
     """
 
@@ -90,7 +94,7 @@ class GroupCommit(Generic[ItemT]):
         self._calls: SimpleQueue[bool] = SimpleQueue()
         self._called = False
         self._closed = False
-        self._waiting: set[threading.Thread] = set()
+        self._beside: set[threading.Thread] = set()
         self._threads = [
             # Daemons: a sync that the kernel never ends must not keep the process from ending.
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
@@ -125,11 +129,11 @@ class GroupCommit(Generic[ItemT]):
         with self._lock:
             self._closed = True
             done = self._idle.wait_for(lambda: not self._lanes, timeout_s)
-            waiting = list(self._waiting)
+            beside = list(self._beside)
         for _ in self._threads:
             self._calls.put(False)
         if done:
-            for thread in [*self._threads, *waiting]:
+            for thread in [*self._threads, *beside]:
                 thread.join()
         return done
 
@@ -154,27 +158,33 @@ class GroupCommit(Generic[ItemT]):
     def _commit_files(self, names: list[str]) -> None:
         """Write what waits for these files, and sync them together."""
         staged: list[_Batch[ItemT]] = []
-        for name in names:
-            batch = self._take_batch(name)
+        for batch in self._take_batches(names):
+            if any(item.takes_long for item in batch.items):
+                self._commit_beside(batch)
+                continue
+            self._encode(batch)
             try:
                 if self._stage(batch, wait=False):
                     staged.append(batch)
                 else:
                     self._finish([batch])
             except WouldWaitError:
-                self._wait_for_lock(batch)
+                self._commit_beside(batch)
         self._sync(staged)
 
-    def _take_batch(self, name: str) -> _Batch[ItemT]:
+    def _take_batches(self, names: list[str]) -> list[_Batch[ItemT]]:
         with self._lock:
-            batch = _Batch(name, self._lanes[name])
-            self._lanes[name] = []
+            batches = [_Batch(name, self._lanes[name]) for name in names]
+            for name in names:
+                self._lanes[name] = []
+        return batches
+
+    def _encode(self, batch: _Batch[ItemT]) -> None:
         for item in batch.items:
             try:
                 batch.encoded.append((item, item.encode()))
             except Exception as error:  # noqa: BLE001 - boundary: one item that cannot be encoded fails alone
                 item.failed(error)
-        return batch
 
     def _stage(self, batch: _Batch[ItemT], *, wait: bool) -> bool:
         """Write a batch to its file; whether it has to be synced now. If not, every item has its outcome."""
@@ -221,26 +231,31 @@ class GroupCommit(Generic[ItemT]):
             item.committed(offset, len(data))
             offset += len(data)
 
-    def _wait_for_lock(self, batch: _Batch[ItemT]) -> None:
+    def _commit_beside(self, batch: _Batch[ItemT]) -> None:
+        """Commit a batch on a thread of its own, because it takes long to encode or its file is locked."""
+        is_encoded = bool(batch.encoded)
+
         def commit() -> None:
             try:
+                if not is_encoded:
+                    self._encode(batch)
                 if self._stage(batch, wait=True):
                     self._sync([batch])
                 else:
                     self._finish([batch])
             finally:
                 with self._lock:
-                    self._waiting.discard(thread)
+                    self._beside.discard(thread)
 
-        thread = threading.Thread(target=commit, name=f"{self._name}-wait-{batch.file_name}", daemon=True)
+        thread = threading.Thread(target=commit, name=f"{self._name}-beside-{batch.file_name}", daemon=True)
         with self._lock:
-            self._waiting.add(thread)
+            self._beside.add(thread)
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread left
             with self._lock:
-                self._waiting.discard(thread)
-            for item, _ in batch.encoded:
+                self._beside.discard(thread)
+            for item in [item for item, _ in batch.encoded] if is_encoded else batch.items:
                 item.failed(error)
             self._finish([batch])
 

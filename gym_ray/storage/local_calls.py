@@ -39,6 +39,8 @@ class LocalFileCalls(FileCalls):
     """
 
     syncs_at_once = 32
+    threads = 3
+    """One writes while another waits for its syncs; with more, each wakes up for fewer files."""
 
     def __init__(self) -> None:
         self._syncs = ParallelSyncs()

@@ -25,6 +25,12 @@ _DESCRIPTOR, _NOTIFY = struct.Struct("@i"), struct.Struct("@i")
 _NOTIFY_AT = 32 + 12
 _SIGEV_NONE = 1
 
+_LOOK_AFTER_NS = 3_000_000
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
 
 class ParallelSyncs:
     """``fdatasync`` for many files at once.
@@ -47,7 +53,7 @@ class ParallelSyncs:
         self._suspend.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
     def sync_all(self, fds: Sequence[int], tell: Callable[[list[SyncOutcome]], None]) -> None:
-        """Sync the data of these files, and tell the outcomes as they come; return when all are told.
+        """Sync the data of these files, and tell the outcomes within milliseconds; return when all are told.
 
         Args:
             fds: Open files.
@@ -57,7 +63,6 @@ class ParallelSyncs:
         if not fds:
             return
         blocks = ctypes.create_string_buffer(_BLOCK_BYTES * len(fds))
-        waiting = (ctypes.c_void_p * len(fds))()
         base, refused = ctypes.addressof(blocks), []
         running: dict[int, int] = {}
         for index, fd in enumerate(fds):
@@ -67,17 +72,22 @@ class ParallelSyncs:
             if self._start(os.O_DSYNC, base + at):
                 refused.append(index)
             else:
-                running[index] = waiting[index] = base + at
+                running[index] = base + at
         for index in refused:  # the library had no room for them
             tell([(index, _sync_here(fds[index]))])
         while running:
+            self._wait(next(reversed(running.values())))
             if ended := self._ended(running):
                 for index, _ in ended:
                     del running[index]
-                    waiting[index] = None
                 tell(ended)
-            else:
-                self._suspend(waiting, len(fds), None)
+
+    def _wait(self, block: int) -> None:
+        """Wait for the sync that began last, by when most others have ended, and not long where it hangs.
+
+        To wait for whichever ends first would wake this thread, and take the interpreter's lock, once a file.
+        """
+        self._suspend(ctypes.byref(ctypes.c_void_p(block)), 1, ctypes.byref(_TimeSpec(0, _LOOK_AFTER_NS)))
 
     def _ended(self, running: dict[int, int]) -> list[SyncOutcome]:
         ended: list[SyncOutcome] = []

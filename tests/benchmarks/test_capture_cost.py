@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks import capture_cost
-from benchmarks.capture_cost import Round, Samples
+from benchmarks.capture_cost import Round, Samples, SyncCost
 from gym_ray.model_call_capture.store import CaptureStore
 
 
@@ -24,7 +24,9 @@ def test_every_variant_serves_and_keeps_the_same_bytes(tmp_path: Path, variant: 
         assert (response.status_code, len(response.content)) == (200, capture_cost.RESPONSE_BYTES)
         assert server.rss_mib() > 1
         assert capture_cost.cpu_us(server.process.pid) > 0
+        assert capture_cost.answer(server, body) == response.content
     if variant == "on":
+        assert server.counts == {"records": 1, "appends": 1, "data_syncs": 1, "directory_syncs": 1}
         (record,) = CaptureStore(tmp_path).read("bench-0")
         assert record["request"] == json.loads(body)
         assert record["response"] == response.json()
@@ -34,7 +36,11 @@ def test_every_variant_serves_and_keeps_the_same_bytes(tmp_path: Path, variant: 
 
 
 def test_the_figures_follow_from_the_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    samples = Samples(sync_us=[300.0, 200.0])
+    samples = Samples(
+        syncs=[SyncCost(300.0, 60.0), SyncCost(200.0, 40.0)],
+        orjson_us=[9.0, 11.0],
+        counts={"records": 300, "appends": 200, "data_syncs": 200, "directory_syncs": 3},
+    )
     for variant, requests, p50_us in (("off", 400, 100), ("on", 100, 900), ("bare", 200, 700)):
         for connections in (64, 1):
             samples.rounds[variant, connections] = [Round(requests, 1_000_000, p50_us, p50_us, 0, 5e5)] * 2
@@ -46,6 +52,10 @@ def test_the_figures_follow_from_the_rounds(tmp_path: Path, capsys: pytest.Captu
     assert figures["added_p50_allowed_ms_1"] == 0.875
     assert figures["server_rss_growth_mib_50k"] == 2.5
     assert figures["on_cpu_us_64"] == 5000
+    assert figures["fsyncs_per_distinct_file_and_batch"] == 1
+    assert (figures["added_cpu_us_64"], figures["orjson_cpu_us"]) == (3750, 10)
+    assert (figures["added_cpu_over_orjson"], figures["bare_added_cpu_over_orjson"]) == (375, 125)
+    assert figures["write_and_fdatasync_cpu_us"] == 50
     capture_cost.show(figures, samples)
     capture_cost.write_results(tmp_path / "results" / "x.json", figures, 2, 1)
     assert json.loads((tmp_path / "results" / "x.json").read_text())["figures"] == figures
@@ -53,8 +63,14 @@ def test_the_figures_follow_from_the_rounds(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_sync_is_measured_where_it_is_done(tmp_path: Path) -> None:
-    assert capture_cost.write_and_sync_us(tmp_path, 100, 10) > 0
+    cost = capture_cost.measure_sync(tmp_path, 100, 10)
+    assert cost.wall_us > 0
+    assert cost.cpu_us > 0
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
+
+
+def test_orjson_is_measured_on_the_same_bodies() -> None:
+    assert capture_cost.orjson_cpu_us([capture_cost.request_body()], samples=200) > 0
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("tmpfs", True), ("ramfs", True), ("ext4", False)])

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import anyio
 import pytest
 
 from gym_ray.correlation import current_rollout_id
-from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts, publish_usage
+from gym_ray.model_call_capture.exchange import Exchange, ExecutionFacts, publish_execution_facts, publish_usage
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls
@@ -420,3 +421,38 @@ async def test_other_scopes_pass_untouched(writer: CaptureWriter) -> None:
 
     await CaptureMiddleware(app, writer)(scope, None, None)  # type: ignore[arg-type]
     assert seen[0] is scope
+
+
+@pytest.mark.parametrize(("chunk_bytes", "count"), [(20, 10_000), (100, 2000), (4096, 600), (70_000, 300)])
+async def test_an_open_stream_takes_little_more_memory_than_its_bytes(
+    writer: CaptureWriter, chunk_bytes: int, count: int
+) -> None:
+    kept: list[list[bytes]] = []
+    begin = writer.begin
+
+    def noting(*args: Any) -> Exchange | None:
+        exchange = begin(*args)
+        assert exchange is not None
+        kept.append(exchange.response)
+        return exchange
+
+    writer.begin = noting  # type: ignore[method-assign]
+    chunks = [b": %0*d\n" % (chunk_bytes - 3, number) for number in range(count)]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_TYPE})
+        for number, chunk in enumerate(chunks, start=1):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if number >= count // 2:
+                pieces = kept[0]
+                assert sum(map(sys.getsizeof, pieces)) + sys.getsizeof(pieces) <= 1.25 * chunk_bytes * number
+        assert b"".join(kept[0]) == b"".join(chunks)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    client = Client()
+    await client.call(app, writer)
+    assert client.answer == b"".join(chunks)
+    (record,) = records(writer)
+    assert record["response_raw"].encode() == client.answer
+    assert kept == [[]]  # the record has the bytes now

@@ -12,6 +12,7 @@ from gym_ray.errors import StorageError
 from gym_ray.storage.calls import SyncOutcome
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
+from gym_ray.storage.local_calls import LocalFileCalls
 from gym_ray.testing.storage_faults import FaultyCalls
 
 WAIT_S = 20
@@ -23,6 +24,7 @@ class Item:
         self.offset, self.error = -1, None
         self.done = threading.Event()
         self.wanted_still = True
+        self.takes_long = False
 
     def encode(self) -> bytes:
         if isinstance(self.data, Exception):
@@ -236,6 +238,25 @@ def test_a_hung_file_holds_up_no_file_that_is_synced_with_it(tmp_path: Path) -> 
     calls.sync_gate.set()
     wait_for(hung)
     assert max(calls.together) == 6
+    assert commits.close(WAIT_S)
+
+
+def test_an_item_that_takes_long_to_encode_holds_up_no_other_file(tmp_path: Path) -> None:
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=LocalFileCalls()), on_done=tell, threads=1)
+    large = [SlowItem(f"large{number}", b"large\n") for number in range(3)]
+    for item in large:
+        item.takes_long = True
+        commits.submit(item)
+    others = [Item(f"f{number}", b"x\n") for number in range(5)]
+    for item in others:
+        commits.submit(item)
+    for item in others:
+        wait_for(item)
+    assert not any(item.done.is_set() for item in large)
+    for item in large:
+        item.go_on.set()
+        wait_for(item)
+        assert (tmp_path / item.file_name).read_bytes() == b"large\n"
     assert commits.close(WAIT_S)
 
 
