@@ -32,8 +32,9 @@ from gym_ray.model_call_capture.recovery import adopt_dead_logs
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.refusals import RefusalLog
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, CaptureStore, capture_file_name
-from gym_ray.model_call_capture.telemetry import CallOutcome, CaptureCounts, CaptureTelemetry
+from gym_ray.model_call_capture.store import CaptureStore, capture_file_name
+from gym_ray.model_call_capture.telemetry import CaptureCounts, CaptureTelemetry
+from gym_ray.model_call_capture.ticket import Ticket
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
@@ -42,45 +43,6 @@ from gym_ray.storage.local_calls import file_calls_for
 __all__ = ["CaptureCounts", "CaptureWriter"]
 
 _log = logging.getLogger(__name__)
-_LARGE_BYTES = 256 * 1024
-"""An exchange of more bytes takes milliseconds to encode, which no other file should wait for."""
-
-
-class _Ticket:
-    """One exchange on its way to its file; the commit threads' side of a waiting answer."""
-
-    __slots__ = ("acks", "encoder", "error", "exchange", "file_name", "index", "length", "offset", "outcome")
-
-    def __init__(self, exchange: Exchange, acks: LoopAcks[_Ticket], index: CallIndex, encoder: RecordEncoder) -> None:
-        self.exchange, self.acks, self.index, self.encoder = exchange, acks, index, encoder
-        self.outcome: CallOutcome | None = None
-        self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
-        self.error: Exception | None = None
-        self.offset: int | None = None
-        self.length = 0
-
-    @property
-    def takes_long(self) -> bool:
-        exchange = self.exchange
-        return sum(map(len, exchange.request)) + sum(map(len, exchange.response)) > _LARGE_BYTES
-
-    def encode(self) -> bytes:
-        bodies = self.exchange.request, self.exchange.response
-        for pieces in bodies:
-            pieces[:] = [b"".join(pieces)]  # the pieces themselves are let go of before more is made of them
-        line, self.outcome = self.encoder.encode(self.exchange)
-        for pieces in bodies:
-            pieces.clear()  # the line has their bytes
-        return line
-
-    def wanted(self) -> bool:
-        return not self.index.is_withdrawn(self.exchange.call_id)
-
-    def committed(self, offset: int, length: int) -> None:
-        self.offset, self.length = offset, length
-
-    def failed(self, error: Exception) -> None:
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +52,7 @@ class _Running:
     open_log: OpenLog
     registry: WriterRegistry
     files: LineFiles
-    commits: GroupCommit[_Ticket]
+    commits: GroupCommit[Ticket]
     marks: IncompleteMarks
 
 
@@ -134,7 +96,7 @@ class CaptureWriter:
         self._timeout_s, self._max_handles = capture_timeout_s, max_handles
         self._threads = threads or self._calls.threads
         self._index = CallIndex()
-        self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[_Ticket]] = {}
+        self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[Ticket]] = {}
         self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._label = log_name(server_name or "unnamed", "").removesuffix("-.log")
         self.writer_id = f"{self._label}-{secrets.token_hex(8)}"
@@ -210,7 +172,7 @@ class CaptureWriter:
         The exchange belongs to the writer when this returns: a caller that goes away loses nothing (A50).
         """
         running = self._require_running()
-        ticket = _Ticket(exchange, self._loop_acks(), self._index, self._encoder)
+        ticket = Ticket(exchange, self._loop_acks(), self._index, self._encoder)
         future = ticket.acks.expect(ticket)
         try:
             running.commits.submit(ticket)
@@ -288,7 +250,7 @@ class CaptureWriter:
             running.files.close()
         self._encoder.close()
 
-    def _done(self, tickets: Sequence[_Ticket]) -> None:
+    def _done(self, tickets: Sequence[Ticket]) -> None:
         """Tell everybody about outcomes; runs on a commit thread. A failure is marked before its answer leaves."""
         recorded = sum([ticket.offset is not None for ticket in tickets])
         failed = [ticket for ticket in tickets if ticket.error is not None]
@@ -316,7 +278,7 @@ class CaptureWriter:
             for loop, changed in list(self._quiesce_waiters):
                 loop.call_soon_threadsafe(changed.set)
 
-    def _mark_failed(self, tickets: Sequence[_Ticket]) -> None:
+    def _mark_failed(self, tickets: Sequence[Ticket]) -> None:
         lost: dict[str, list[str]] = {}
         for ticket in tickets:
             exchange, path = ticket.exchange, self.store.root / ticket.file_name
@@ -326,7 +288,7 @@ class CaptureWriter:
         for rollout_id, call_ids in lost.items():
             self._require_running().marks.mark(rollout_id, call_ids)
 
-    def _tell_withdrawn(self, tickets: Sequence[_Ticket]) -> None:
+    def _tell_withdrawn(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             if ticket.offset is None and ticket.error is None:
                 _log.warning(
@@ -345,7 +307,7 @@ class CaptureWriter:
         except OSError as error:
             _log.warning("%s: cannot note that %s begins anew: %s", self.store.root, rollout_id, error)
 
-    def _timed_out(self, ticket: _Ticket) -> None:
+    def _timed_out(self, ticket: Ticket) -> None:
         exchange = ticket.exchange
         with self._lock:
             self.counts.timed_out += 1
@@ -397,7 +359,7 @@ class CaptureWriter:
             raise CaptureError(f"{self.store.root}: the capture writer was not started")
         return self._running
 
-    def _loop_acks(self) -> LoopAcks[_Ticket]:
+    def _loop_acks(self) -> LoopAcks[Ticket]:
         loop = asyncio.get_running_loop()
         acks = self._acks.get(loop)
         if acks is None:

@@ -1,0 +1,57 @@
+"""One exchange on its way to its file: what the commit threads know of it, and the loop's waiting answer does not."""
+
+from __future__ import annotations
+
+from gym_ray.model_call_capture.acks import LoopAcks
+from gym_ray.model_call_capture.call_index import CallIndex
+from gym_ray.model_call_capture.encoding import RecordEncoder
+from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.store import CAPTURE_SUFFIX
+from gym_ray.model_call_capture.telemetry import CallOutcome
+
+__all__ = ["Ticket"]
+
+_LARGE_BYTES = 256 * 1024
+"""An exchange of more bytes takes milliseconds to encode, which no other file should wait for."""
+
+
+class Ticket:
+    """One exchange on its way to its file; the commit threads' side of a waiting answer."""
+
+    __slots__ = ("acks", "encoder", "error", "exchange", "file_name", "index", "length", "offset", "outcome")
+
+    def __init__(self, exchange: Exchange, acks: LoopAcks[Ticket], index: CallIndex, encoder: RecordEncoder) -> None:
+        self.exchange, self.acks, self.index, self.encoder = exchange, acks, index, encoder
+        self.outcome: CallOutcome | None = None
+        self.file_name = f"{exchange.rollout_id}{CAPTURE_SUFFIX}"  # the id was checked when the exchange began
+        self.error: Exception | None = None
+        self.offset: int | None = None
+        self.length = 0
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether the exchange is so large that its encoding should hold up no other file."""
+        exchange = self.exchange
+        return sum(map(len, exchange.request)) + sum(map(len, exchange.response)) > _LARGE_BYTES
+
+    def encode(self) -> bytes:
+        """Return the record as a line, once: the exchange gives its bytes up for it (A43, A66)."""
+        bodies = self.exchange.request, self.exchange.response
+        for pieces in bodies:
+            pieces[:] = [b"".join(pieces)]  # the pieces themselves are let go of before more is made of them
+        line, self.outcome = self.encoder.encode(self.exchange)
+        for pieces in bodies:
+            pieces.clear()  # the line has their bytes
+        return line
+
+    def wanted(self) -> bool:
+        """Whether the call still belongs to its rollout (see :meth:`CallIndex.withdraw`)."""
+        return not self.index.is_withdrawn(self.exchange.call_id)
+
+    def committed(self, offset: int, length: int) -> None:
+        """Take note of where the durable line lies."""
+        self.offset, self.length = offset, length
+
+    def failed(self, error: Exception) -> None:
+        """Take note of why there may be no durable line."""
+        self.error = error
