@@ -175,7 +175,7 @@ def test_an_agent_of_your_own(workplace: Path) -> None:
 
 
 def test_a_program_as_it_is(workplace: Path) -> None:
-    redaction = block("yaml", "capture_redaction").replace("${oc.env:DIGEST_KEY}", "key-of-digests")
+    redaction = block("yaml", "capture_redaction").replace("${oc.env:DIGEST_KEY}", "key-of-all-digests")
     (workplace / "my_program.yaml").write_text(block("yaml", "command_agent") + redaction)
     bash(block("bash", "my_program.yaml"), workplace)
     done = records(workplace / "results" / "my_program.jsonl")

@@ -28,6 +28,7 @@ _PLAIN_WORDS = {
     **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
     **dict.fromkeys(("dict_type", "model_type"), "should be a map of keys and values"),
     "path_type": "should be a path",
+    "string_too_short": "should not be empty",
     "string_type": "should be text",
     "tuple_type": "should be a list",
 }

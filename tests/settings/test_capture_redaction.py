@@ -24,7 +24,7 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def load(text: str, *overrides: str) -> RunSettings:
     Path("f.yaml").write_text(text, encoding="utf-8")
-    return load_settings(["f.yaml"], overrides, environ={"DIGEST_KEY": "digest-key-1234"})
+    return load_settings(["f.yaml"], overrides, environ={"DIGEST_KEY": "digest-key-123456"})
 
 
 def test_nothing_is_asked_for_unless_said() -> None:
@@ -38,9 +38,10 @@ def test_a_whole_document_survives_its_own_yaml_and_shows_no_key() -> None:
     assert redaction.keys == ("api_key", "Password")
     assert redaction.patterns == ("AIza[0-9A-Za-z_-]{10,}",)
     assert redaction.digest_key is not None
-    assert redaction.digest_key.get_secret_value() == "digest-key-1234"
+    assert redaction.digest_key.get_secret_value() == "digest-key-123456"
     assert settings_from_yaml(settings.to_yaml(), "head") == settings
     assert "digest-key" not in settings.to_yaml(redact=True) + repr(settings)
+    assert settings_from_yaml(settings.to_yaml(redact=True), "head").capture_redaction.keys == redaction.keys
 
 
 def test_the_command_line_can_say_it() -> None:
@@ -68,6 +69,18 @@ def test_the_command_line_can_say_it() -> None:
         (
             "capture_redaction:\n  keys: api_key\n",
             "f.yaml:2: capture_redaction.keys: 'api_key' is not accepted; should be a list, in brackets: [one, two]",
+        ),
+        (
+            "capture_redaction:\n  keys: ['']\n",
+            "f.yaml:2: capture_redaction.keys.0: '' is not accepted; should not be empty",
+        ),
+        *(
+            (
+                f"capture_redaction:\n  digest_key: '{short}'\n",
+                "f.yaml:2: capture_redaction.digest_key: the value (secret, not shown) is not accepted; "
+                "should have 8 characters or more: a key that is guessed gives secrets away",
+            )
+            for short in ("", "x" * 7)
         ),
         (
             "capture_redaction:\n  digest_key: 12345\n",

@@ -10,7 +10,7 @@ from gym_ray.settings import load_settings, own_secrets
 
 TEXT = """\
 policy_api_key: " sk-policy-1 "
-capture_redaction: {digest_key: digest-key-1}
+capture_redaction: {digest_key: digest-key-123456}
 responses_create_params:
   temperature: 0.5
   metadata: {note: not-a-secret}
@@ -32,4 +32,4 @@ def test_every_key_of_every_server_is_found_once(tmp_path: Path, monkeypatch: py
     Path("f.yaml").write_text(TEXT)
     settings = load_settings(["f.yaml"], [], environ={})
     found = own_secrets(settings)
-    assert found == ("digest-key-1", "header-key-1", "header-token-1", "sk-first-1", "sk-policy-1")
+    assert found == ("digest-key-123456", "header-key-1", "header-token-1", "sk-first-1", "sk-policy-1")
