@@ -22,7 +22,7 @@ from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 HERE = Path(__file__).parent
 
 SETTINGS = """
@@ -128,7 +128,7 @@ def test_every_row_becomes_a_record_with_all_its_calls(make_run: Callable[..., R
     run = make_run(12)
     with run.started(tmp_path) as (running, _):
         get(running.collector.run.remote(), 120)
-        progress, metrics = get([running.collector.progress.remote(), running.collector.metrics.remote()], 20)
+        progress, metrics = get([running.collector.progress.remote(), running.collector.metrics.remote()], 60)
     assert progress.complete
     assert run.check_rows(12) == (12, 0)
     run.check_evidence()
@@ -182,7 +182,7 @@ def test_a_second_run_with_the_same_ids_is_refused_and_changes_nothing(
         second = start_actor(CollectorHost, local_node(), "second", replace(plan, paths=other), max_restarts=0)
         try:
             with pytest.raises(StorageError, match="rollout id 0-0 belongs to the run that writes"):
-                get(second.begin.remote(), 60)
+                get(second.begin.remote(), 120)
         finally:
             close_actors([second], 5)
     assert other.output.read_text() == "an earlier result\n"
@@ -235,7 +235,7 @@ def test_killed_processes_lose_nothing_that_a_client_was_given(
         killer.over.set()
         killer.join(30)
         get(ended, 200)
-        progress = get(running.collector.progress.remote(), 20)
+        progress = get(running.collector.progress.remote(), 60)
     broken = [entry for entry in lines(run.diary) if entry["what"] == "broke"]
     assert broken or kind != "model", "no kill hit a call under way"
     assert killer.kills.total() >= 4
@@ -255,16 +255,16 @@ def test_a_killed_collector_ends_the_run_and_leaves_whole_files(make_run: Callab
 
     run = make_run(40, latency_s=0.2, at_once=6)
     with run.started(tmp_path) as (running, _):
-        pid = get(running.collector.health.remote(), 20).pid
+        pid = get(running.collector.health.remote(), 60).pid
         ended = running.collector.run.remote()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(lines(run.paths.output)) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
-        assert wait(ended, 60)
+        assert wait(ended, 120)
         with pytest.raises(ClusterError, match="ended"):
-            get(ended, 10)
+            get(ended, 60)
     stored = lines(run.paths.output)
     assert 5 <= len(stored) < 40
     for record in stored:

@@ -18,7 +18,7 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.testing.fake_upstream import FakeUpstream
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 SDK_PROGRAM = HERE.parents[1] / "examples" / "agents" / "command_line_agent.py"
 LINGERING = HERE / "programs" / "lingering_program.py"
@@ -90,7 +90,7 @@ def test_programs_are_captured_and_end_with_their_rollout_and_with_their_worker(
             eventually(lambda: len(lines(paths.output) + lines(paths.failures)) == 2, "two of three have a record")
             assert not runs("1-0"), "what ran out of time has ended before its failure is recorded"
             assert runs("2-0")
-            os.kill(get(running.seats["worker-0"].health.remote(), 20).pid, signal.SIGKILL)
+            os.kill(get(running.seats["worker-0"].health.remote(), 60).pid, signal.SIGKILL)
             eventually(lambda: not runs("2-0"), "a program ends with its worker")
             get(ended, PATIENCE_S)
     finally:

@@ -17,7 +17,7 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.testing.numbered_upstream import numbered_upstream
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 ROWS = 40
 
 SETTINGS = """
@@ -51,20 +51,20 @@ def test_rollouts_of_a_killed_environment_fail_with_their_captures(
     source.write_text(
         "".join(json.dumps(row | {"responses_create_params": {"input": f"row {n}"}}) + "\n" for n in range(ROWS))
     )
-    limits = CollectionSettings(num_samples_in_parallel=4, run_timeout_s=60)
+    limits = CollectionSettings(num_samples_in_parallel=4, run_timeout_s=120)
     plan = CollectionPlan(paths, source, RowOptions(), limits, settings.capture_dir, 16)
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:
-            pid = get(servers.hosts["environment-mcqa"].health.remote(), 20).pid
+            pid = get(servers.hosts["environment-mcqa"].health.remote(), 60).pid
             ended = running.collector.run.remote()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while not paths.output.exists() or len(records(paths.output)) < 4:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             os.kill(pid, signal.SIGKILL)
             get(ended, 120)
-            assert get(running.collector.progress.remote(), 20).complete
+            assert get(running.collector.progress.remote(), 60).complete
     finally:
         servers.stop()
     done, failed = records(paths.output), records(paths.failures)

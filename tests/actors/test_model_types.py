@@ -21,7 +21,7 @@ from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 AGENT = Path(__file__).parent / "agents" / "sdk_agent.py"
 RUN_TOKEN, VLLM_KEY, CLAUDE_KEY = "token-of-the-run", "sk-of-the-vllm-server", "sk-of-anthropic"
 PRIVATE = "AIza-of-somebody-else"

@@ -19,7 +19,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SETTINGS = f"""
 wild_agent:
   responses_api_agents:
@@ -48,7 +48,7 @@ def seat(cls: type, *arguments: Any) -> Iterator[Any]:
     node = local_node()
     handle = start_actor(cls, node, "seat", *arguments)
     try:
-        get(handle.ready.remote(), 60)
+        get(handle.ready.remote(), 120)
         yield Seat("seat", node.node_id, handle)
     finally:
         close_actors([handle], 2)
@@ -88,7 +88,7 @@ async def test_a_joiner_that_hangs_is_ended_and_its_record_is_stored_once(ray_cl
             except ClusterError:
                 tries += 1
                 assert not is_alive(pid), "the hung process could still wake up and store its record"
-                assert tries < 30
+                assert tries < 90
                 await asyncio.sleep(1.0)  # the pause between two tries; a new process needs a moment
         await port.aclose()
     assert tries >= 1
@@ -105,7 +105,7 @@ async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cance
     pid = (await worker.handle.health.remote()).pid
     begun = tmp_path / "begun"
     run = asyncio.create_task(port.run(job("block", begun=begun)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not begun.exists():  # noqa: ASYNC110 - an attempt cancelled before its agent ran blocks nothing
             await asyncio.sleep(0.02)
     run.cancel()
@@ -120,7 +120,7 @@ async def test_a_worker_whose_loop_an_agent_ended_is_lost_at_once(worker: Any) -
     from gym_ray.actors.ray_port import RayPort
 
     port = RayPort([worker], [], lanes=1, capture_dir=None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         lost = await port.run(job("end the loop"))
     assert isinstance(lost, Lost)
     assert lost.failure_class == "worker_lost"
@@ -136,7 +136,7 @@ async def test_a_worker_that_lost_its_process_is_given_nothing_until_the_next_on
     pid = (await worker.handle.health.remote()).pid
     begun = tmp_path / "begun"
     run = asyncio.create_task(port.run(job("block", begun=begun)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not begun.exists():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_a_cluster_without_free_cpus_is_named(
             return True
 
     holder = ray.remote(num_cpus=2)(Holder).remote()
-    get(holder.held.remote(), 60)
+    get(holder.held.remote(), 120)
     settings = write_settings(SETTINGS, "++start_timeout_s=1", capture=False)
     paths = RunPaths.of(tmp_path / "records.jsonl")
     plan = CollectionPlan(paths, tmp_path / "rows.jsonl", RowOptions(), CollectionSettings(), None, 1)

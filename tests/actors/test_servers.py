@@ -17,7 +17,7 @@ from gym_ray.errors import ServerStartError
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.testing.fake_upstream import FakeUpstream
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 TOKEN = {"authorization": "Bearer token-of-the-run"}
 
 MODEL = """
@@ -31,7 +31,7 @@ policy_model:
 """
 
 
-def eventually(check: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def eventually(check: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
@@ -51,7 +51,7 @@ def test_a_killed_server_comes_back_on_its_port_and_goes_on_capturing(
         (host,) = servers.hosts.values()
         url = f"{endpoint.url}/ng-rollout/0-0/v1/responses"
         assert httpx.post(url, json={"input": "a"}, headers=TOKEN).status_code == 200
-        first = get(host.health.remote(), 20)
+        first = get(host.health.remote(), 60)
         assert first.ready
         os.kill(first.pid, signal.SIGKILL)
 
@@ -62,7 +62,7 @@ def test_a_killed_server_comes_back_on_its_port_and_goes_on_capturing(
                 return False
 
         eventually(answers, "an answer from the restarted server")
-        assert get(host.health.remote(), 20).pid != first.pid
+        assert get(host.health.remote(), 60).pid != first.pid
     finally:
         servers.stop()
     calls = CaptureStore(settings.capture_dir).read("0-0")
@@ -135,9 +135,9 @@ def test_health_answers_while_the_actors_loop_is_blocked(ray_cluster: None) -> N
 
     actor = start_actor(Blocked, local_node(), "blocked")
     try:
-        assert get(actor.health.remote(), 30).ready
+        assert get(actor.health.remote(), 60).ready
         actor.block.remote()
-        assert get([actor.health.remote() for _ in range(20)], 10)
+        assert get([actor.health.remote() for _ in range(20)], 60)
     finally:
         close_actors([actor], 0.1)
 
@@ -160,8 +160,8 @@ def test_a_restarted_actor_that_cannot_start_tries_again_until_it_can(ray_cluste
     port = pick_ports(local_node(), "127.0.0.1", 1)[0]
     actor = start_actor(Stumbling, local_node(), "stumbling", "stumbling", "127.0.0.1", port)
     try:
-        url = get(actor.url.remote(), 30)
-        os.kill(get(actor.health.remote(), 10).pid, signal.SIGKILL)
+        url = get(actor.url.remote(), 60)
+        os.kill(get(actor.health.remote(), 60).pid, signal.SIGKILL)
 
         def answers() -> bool:
             try:

@@ -13,7 +13,7 @@ import pytest
 from gym_ray.testing.numbered_upstream import numbered_upstream
 from gym_ray.testing.serving import served
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 ROWS = 16
 
@@ -50,7 +50,7 @@ def test_two_nodes_share_one_capture_directory(tmp_path: Path, ray_environment: 
             env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "COLUMNS": "200"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=360,
             check=False,
         )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import pytest
 
 from gym_ray.settings.servers import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.timeout(400)  # processes of their own, also on a busy machine
 ROOT = Path(__file__).parents[2]
 ROW = {"responses_create_params": {"input": "q"}, "options": [{"A": "x"}], "expected_answer": "A"}
 
@@ -37,7 +38,7 @@ def gym_ray(tmp_path: Path) -> Callable[..., Done]:
             env=environment | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr
@@ -229,4 +230,4 @@ def test_the_head_port_in_use(gym_ray: Callable[..., Done]) -> None:
 
 def test_only_the_commands_that_need_ray_load_it(gym_ray: Callable[..., Done]) -> None:
     check = "import sys, gym_ray.cli.app; assert 'ray' not in sys.modules, 'ray was loaded'"
-    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, timeout=150)

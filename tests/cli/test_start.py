@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 ROW = {"responses_create_params": {"input": "q"}, "options": [{"A": "x"}], "expected_answer": "A"}
 COMMAND = (
@@ -53,7 +53,7 @@ def test_an_endpoint_that_is_down_is_named_with_the_reason(
 ) -> None:
     process = start(tmp_path, "++model_endpoint_timeout_s=3")
     started.append(process)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "starting servers: policy_model: " in err, "the reason is shown while it waits"
     last = err.strip().splitlines()[-1]
@@ -72,7 +72,7 @@ def test_ctrl_c_during_the_start_is_quiet_and_ends_it(
     started.append(process)
     time.sleep(delay_s)  # the moment is the input of this test: before, during and after Ray comes up
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=150)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert not (tmp_path / "out.jsonl").exists()
