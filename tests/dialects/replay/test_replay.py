@@ -32,7 +32,9 @@ SNARES = st.sampled_from(
 TEXTS = st.lists(st.one_of(SNARES, st.text(max_size=8)), max_size=4).map("".join)
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
 COUNTS = st.integers(0, 10**20)
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(10**25), 10**25), st.floats(allow_nan=False), TEXTS)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**25), 10**25), st.floats(allow_nan=False, allow_infinity=False), TEXTS
+)
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
 ARGUMENTS = st.one_of(TEXTS, st.dictionaries(NAMES, JSON, max_size=3).map(json.dumps))
 
