@@ -89,18 +89,18 @@ class BridgedRoute:
         """
         try:
             bridge = await self.bridge(dialect, body, size)
+            raw = await _aside(size, lambda: _request_bytes(bridge.body))
         except InvalidRequestError as error:
             return invalid_request_response(dialect, error)
         except UnsupportedRequestError as error:
             return engine_error_response(dialect, error)
-        prepared = bridge.prepared
-        if prepared.stream:
-            return ReplayedStream(dialect, self._frames(request, bridge), self._options.keep_alive_s)
+        if bridge.prepared.stream:
+            return ReplayedStream(dialect, self._frames(request, bridge, raw), self._options.keep_alive_s)
         try:
-            answer = await self._guarded(self._complete(request, bridge), dialect)
+            answer = await self._guarded(self._complete(request, bridge, raw, _answer_bytes), dialect)
         except CallFailedError as failure:
             return failure.response
-        return Response(exact_json.dumps(answer), 200, media_type="application/json")
+        return Response(answer, 200, media_type="application/json")
 
     async def bridge(self, dialect: str, body: Mapping[str, Any], size: int) -> Bridge:
         """Check and convert one request.
@@ -129,9 +129,8 @@ class BridgedRoute:
         bridge.body.update(carried)
         return bridge
 
-    async def _frames(self, request: Request, bridge: Bridge) -> Sequence[bytes]:
-        async def serialised() -> Sequence[bytes]:
-            answer = await self._complete(request, bridge)
+    async def _frames(self, request: Request, bridge: Bridge, body: bytes) -> Sequence[bytes]:
+        def told(answer: Mapping[str, Any]) -> Sequence[bytes]:
             return replay_frames(
                 bridge.client,
                 answer,
@@ -139,12 +138,14 @@ class BridgedRoute:
                 incomplete_event=self._options.incomplete_event,
             )
 
-        return await self._guarded(serialised(), bridge.client)
+        return await self._guarded(self._complete(request, bridge, body, told), bridge.client)
 
-    async def _complete(self, request: Request, bridge: Bridge) -> dict[str, Any]:
-        """Ask the engine, and return its answer in the client's dialect."""
+    async def _complete(
+        self, request: Request, bridge: Bridge, body: bytes, written: Callable[[Mapping[str, Any]], _T]
+    ) -> _T:
+        """Ask the engine, and return its answer in the client's dialect as ``written`` writes it."""
         headers = dialect_free_headers(request_headers(request.headers.items()))
-        asked = EngineRequest(bridge.engine, bridge.body, exact_json.dumps(bridge.body), headers)
+        asked = EngineRequest(bridge.engine, bridge.body, body, headers)
         try:
             reply = await self._engine.answer(asked)
         except EngineError as error:
@@ -161,7 +162,7 @@ class BridgedRoute:
             raise self._refused(bridge.client, reply, raw)
         usage = answer.get("usage")
         publish_usage(request.scope, usage if isinstance(usage, Mapping) else None)
-        return await _aside(len(raw), lambda: bridge.answer(answer))
+        return await _aside(len(raw), lambda: written(bridge.answer(answer)))
 
     def _refused(self, dialect: str, reply: EngineAnswer, raw: bytes) -> CallFailedError:
         """Pass on an engine's refusal; one that came with a status of success gets 502 (A73)."""
@@ -194,6 +195,20 @@ def _without(prepared: PreparedRequest, names: Mapping[str, Any]) -> PreparedReq
         return prepared
     body = {name: value for name, value in prepared.body.items() if name not in names}
     return PreparedRequest(body, prepared.stream, prepared.include_usage, prepared.namespaces)
+
+
+def _request_bytes(body: Mapping[str, Any]) -> bytes:
+    try:
+        return exact_json.dumps(body)
+    except ValueError as error:
+        raise UnsupportedRequestError(f"request body: {error}; it could not be converted") from None
+
+
+def _answer_bytes(answer: Mapping[str, Any]) -> bytes:
+    try:
+        return exact_json.dumps(answer)
+    except ValueError as error:
+        raise EngineError(f"the engine's answer could not be converted: {error}") from None
 
 
 async def _aside(size: int, work: Callable[[], _T]) -> _T:

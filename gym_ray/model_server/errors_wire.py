@@ -116,7 +116,7 @@ def _of_other_family(dialect: str, status: int, answer: Mapping[str, Any]) -> di
     own, kind = made["error"], error.get("type")
     if dialect != MESSAGES:
         own["type"] = kind if isinstance(kind, str) else own["type"]
-        own |= {name: error[name] for name in ("param", "code") if error.get(name) is not None}
+        own |= {name: error[name] for name in ("param", "code") if isinstance(error.get(name), str | int)}
     elif isinstance(kind, str) and kind in MESSAGES_ERROR_TYPES:
         own["type"] = kind
     return made

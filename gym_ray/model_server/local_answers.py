@@ -10,6 +10,7 @@ from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.dialects.conversion import chat_to_responses, responses_to_messages
 from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.synthesis.writer import fresh_id, model_of
+from gym_ray.errors import UnsupportedRequestError
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 
 __all__ = ["SSE_HEADERS", "empty_answer"]
@@ -41,6 +42,9 @@ def empty_answer(
         finish: Why it is empty, in the words of the Chat dialect.
         reason: ``local_response_reason`` of the record (A52).
         replaced_status: Status of the engine's answer that this one stands for; None when it was not asked.
+
+    Raises:
+        UnsupportedRequestError: The settings that the answer repeats nest too deeply (400).
     """
     completion = _empty_completion(model_of(request.body, served_model), finish)
     answer = _in_dialect(request, completion)
@@ -48,7 +52,11 @@ def empty_answer(
     if request.stream:
         frames = b"".join(replay_frames(request.dialect, answer))
         return EngineAnswer.of_bytes(200, list(SSE_HEADERS), frames, **facts)
-    return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), exact_json.dumps(answer), **facts)
+    try:
+        body = exact_json.dumps(answer)
+    except ValueError as error:
+        raise UnsupportedRequestError(f"request body: {error}; its settings cannot be echoed") from None
+    return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), body, **facts)
 
 
 def _in_dialect(request: EngineRequest, completion: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
-from gym_ray.errors import EngineError
+from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_call_capture.verdict import CONTEXT_LENGTH_EXCEEDED
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.local_answers import empty_answer
@@ -98,7 +98,7 @@ class VllmEngine:
             EngineError: The server refused, or its answer holds no list of token ids; status and body are its own.
         """
         asked = {"model": self._served_model, **{name: body[name] for name in _TOKENIZED if name in body}}
-        answer = await self._upstream.post_at_root("/tokenize", exact_json.dumps(self._with_settings(CHAT, asked)))
+        answer = await self._upstream.post_at_root("/tokenize", _encoded(self._with_settings(CHAT, asked)))
         raw = await answer.read()
         if answer.status >= 400:
             raise EngineError(f"the server's /tokenize answered {answer.status}", answer.status, raw)
@@ -121,7 +121,7 @@ class VllmEngine:
         body = self._with_settings(request.dialect, request.body)
         if body is request.body:
             return request
-        return replace(request, body=body, raw=exact_json.dumps(body))
+        return replace(request, body=body, raw=_encoded(body))
 
     def _with_settings(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         behaviour = self._behaviour
@@ -142,6 +142,13 @@ class VllmEngine:
 
 _TOKENIZED = ("messages", "tools", "chat_template_kwargs", "required_prefix_token_ids")
 """Members of a Chat request that decide its prompt."""
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return exact_json.dumps(body)
+    except ValueError as error:
+        raise UnsupportedRequestError(f"request body: {error}; the server's settings could not be added") from None
 
 
 def _role(turn: object) -> object:

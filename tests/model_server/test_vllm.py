@@ -203,3 +203,22 @@ async def test_an_anthropic_server_gets_its_key_version_and_a_bound() -> None:
     assert (json.loads(converted.body)["max_tokens"], json.loads(converted.body)["model"]) == (77, "served")
     assert count.path == "/v1/messages/count_tokens"
     assert counted.status_code == 404  # what the scripted server says to it passes
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+async def test_settings_laid_under_a_request_that_nests_too_deeply_are_a_refusal(dialect: str) -> None:
+    deep = b'{"a":' * 900 + b"1" + b"}" * 900
+    body = json.dumps(BODIES[dialect]).encode()[:-1] + b',"tools":[' + deep + b"]}"
+    async with served(extra_body={"top_k": 1}) as link:
+        response = await link.http.post(PATH_OF[dialect], content=body)
+    assert response.status_code == 400
+    assert "nested too deeply" in response.json()["error"]["message"]
+
+
+async def test_a_local_answer_that_cannot_repeat_the_settings_is_a_refusal() -> None:
+    deep = b'{"a":' * 900 + b"1" + b"}" * 900
+    body = json.dumps({**BODIES[RESPONSES], "model": "served"}).encode()[:-1] + b',"metadata":' + deep + b"}"
+    async with served(lambda request: recorded(TOO_LONG)) as link:
+        response = await link.http.post(PATH_OF[RESPONSES], content=body)
+    assert response.status_code == 400
+    assert "nested too deeply" in response.json()["error"]["message"]

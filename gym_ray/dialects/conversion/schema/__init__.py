@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import SchemaValidator
 from pydantic_core import core_schema as cs
 
+from gym_ray import exact_json
 from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.dialects.conversion.schema import chat, responses
 from gym_ray.dialects.conversion.schema.shapes import WHOLES, Check, Problem, problems
@@ -21,6 +22,7 @@ from gym_ray.errors import InvalidRequestError
 __all__ = ["SCHEMAS", "BodySchema", "body_problems", "invalid", "placed", "problem"]
 
 _MOST_PROBLEMS = 100
+_DEEPEST_ECHOED = 64  # levels: what an echo nests must leave room for the answer around it
 _MOST_ECHOED = 4096  # characters and members; a complaint about a body must not be as large as the body
 
 
@@ -98,13 +100,14 @@ def problem(kind: str, message: str, value: object, *place: int | str, **context
 
 
 def invalid(found: Sequence[Problem]) -> InvalidRequestError:
-    """Return the error for problems of a body: the first 100, without the ``input`` of those where it is large."""
+    """Return the error for problems of a body: the first 100, each without an ``input`` that is large or deep."""
     kept = [_without_large_input(one) for one in found[:_MOST_PROBLEMS]]
     return InvalidRequestError([{**one, "loc": ["body", *one["loc"]]} for one in kept])
 
 
 def _without_large_input(one: Problem) -> Problem:
-    if _is_small(one.get("input")):
+    value = one.get("input")
+    if _is_small(value) and not exact_json.nests_deeper(value, _DEEPEST_ECHOED):
         return one
     return {key: value for key, value in one.items() if key != "input"}
 
