@@ -26,7 +26,7 @@ PIECES = [
     b'{"choices":[{"index":0,"message":{"content":"hi"}}]}',
     b'{"error":{"message":"no"}}',
     b'{"output":[],"status":"failed"}',
-    b'{"n":18446744073709551616,"s":"\\ud83d","x":NaN,"k":{"\\ud83d":1e999}}',
+    b'{"n":18446744073709551617,"s":"\\ud83d","x":NaN,"k":{"\\ud83d":1e999}}',
     b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
     b"[" * 20_000,
     b"\xff\xfe\x00{",
