@@ -107,7 +107,7 @@ def check_body(record: dict[str, Any], name: str, sent: bytes, member: Any, odd:
         assert record[name] is None
         assert record[f"{name}_raw"] == sent.decode("utf-8", "replace")
     else:
-        assert member(record[name]) == odd.kept
+        assert repr(member(record[name])) == repr(odd.kept)  # a float may equal an integer, and is none
         assert f"{name}_raw" not in record
 
 
@@ -150,7 +150,7 @@ async def test_no_answer_is_lost(tmp_path: Path) -> None:
                 assert record["error_category"] in (None, "capture_parse_error"), odd
             else:
                 assert record["error_category"] is None
-                assert record["response"]["choices"][0]["message"]["odd"] == odd.kept
+                assert repr(record["response"]["choices"][0]["message"]["odd"]) == repr(odd.kept)
 
 
 def calling(odd: Odd) -> bytes:

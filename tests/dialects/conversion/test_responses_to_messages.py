@@ -247,7 +247,7 @@ def test_every_item_becomes_its_blocks() -> None:
         {"type": "reasoning", "id": "rs_3", "summary": []},
         {"type": "reasoning", "id": "rs_4", "summary": [], "encrypted_content": "redacted_thinking:R"},
         message_item(text_part("x"), {"type": "refusal", "refusal": "y"}),
-        call("c1", '{"n": 18446744073709551616}'),
+        call("c1", '{"n": 18446744073709551617}'),
         {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "text"},
     )
     assert message["content"] == [
@@ -256,7 +256,7 @@ def test_every_item_becomes_its_blocks() -> None:
         {"type": "redacted_thinking", "data": "R"},
         {"type": "text", "text": "x"},
         {"type": "text", "text": "y"},
-        {"type": "tool_use", "id": "c1", "name": "f", "input": {"n": 2**64}},
+        {"type": "tool_use", "id": "c1", "name": "f", "input": {"n": 2**64 + 1}},
         {"type": "tool_use", "id": "c2", "name": "patch", "input": {"input": "text"}},
     ]
     assert (message["id"], message["model"], message["stop_reason"]) == ("resp_1", "m", "tool_use")
