@@ -57,7 +57,7 @@ class ModelServerHost(HttpHost):
             server_name=self._server_name,
             capture=self._writer,
             run_token=self._run_token,
-            options=app_options(self._settings.servers[self._server_name]),
+            options=app_options(self._settings.servers[self._server_name], engine),
             child=self._child,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +43,6 @@ from gym_ray.model_server.errors_wire import (
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import request_headers
 from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
-from gym_ray.model_server.vllm import VllmEngine
 
 __all__ = ["AppOptions", "build_app"]
 
@@ -60,13 +59,14 @@ class AppOptions:
         max_body_bytes: Largest request body; a larger one is a 413.
         forwarded: Dialects whose requests go to the engine as they are; None forwards all that the engine speaks.
         bridge: How all others are served.
-        tokenizes: Serve ``POST /tokenize``, which answers a Responses body with its prompt ids (A173).
+        tokenize: Returns the prompt ids of a body in the engine's dialect; where it is given, ``POST /tokenize``
+            answers a Responses body with them (A173).
     """
 
     max_body_bytes: int = 64 * 1024**2
     forwarded: frozenset[str] | None = None
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
-    tokenizes: bool = False
+    tokenize: Callable[[Mapping[str, Any]], Awaitable[list[int]]] | None = None
 
 
 def build_app(
@@ -97,8 +97,8 @@ def build_app(
     service = _Service(engine, server_name, run_token, options, child)
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
     routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
-    if options.tokenizes:
-        routes.append(Route("/tokenize", service.tokenize, methods=["POST"]))
+    if options.tokenize is not None:
+        routes.append(Route("/tokenize", service.tokenize(options.tokenize), methods=["POST"]))
     routes.append(Route("/v1/models", service.models, methods=["GET"]))
     routes.append(Route("/health", service.health, methods=["GET"]))
     if capture is not None:
@@ -176,21 +176,26 @@ class _Service:
             return self._engine_failed(MESSAGES, exc)
         return _EngineResponse(answer)
 
-    async def tokenize(self, request: Request) -> Response:
-        """Answer a Responses body with the ids of its prompt: ``{"tokens": [int, …]}`` (A173)."""
-        self._check_token(request)
-        raw = await self._read_body(request)
-        try:
-            bridge = await self._bridged.bridge(RESPONSES, _parse_object(raw), len(raw))
-            assert isinstance(self._engine, VllmEngine)  # the one kind of engine whose settings ask for this route
-            tokens = await self._engine.tokenize(bridge.body)
-        except InvalidBodyError as problem:
-            return invalid_body_response(RESPONSES, problem)
-        except InvalidRequestError as error:
-            return invalid_request_response(RESPONSES, error)
-        except EngineError as exc:
-            return self._engine_failed(RESPONSES, exc)
-        return Response(exact_json.dumps({"tokens": tokens}), media_type="application/json")
+    def tokenize(
+        self, prompt_ids: Callable[[Mapping[str, Any]], Awaitable[list[int]]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint that answers a Responses body with the ids of its prompt: ``{"tokens": [int, …]}``."""
+
+        async def endpoint(request: Request) -> Response:
+            self._check_token(request)
+            raw = await self._read_body(request)
+            try:
+                bridge = await self._bridged.bridge(RESPONSES, _parse_object(raw), len(raw))
+                tokens = await prompt_ids(bridge.body)
+            except InvalidBodyError as problem:
+                return invalid_body_response(RESPONSES, problem)
+            except InvalidRequestError as error:
+                return invalid_request_response(RESPONSES, error)
+            except EngineError as exc:
+                return self._engine_failed(RESPONSES, exc)
+            return Response(exact_json.dumps({"tokens": tokens}), media_type="application/json")
+
+        return endpoint
 
     async def models(self, request: Request) -> Response:
         """Answer ``GET /v1/models`` from the engine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gym_ray.dialects import MESSAGES
+from gym_ray.dialects.conversion.schema import REQUIRED_PREFIX
 from gym_ray.errors import SettingsError
 from gym_ray.model_server.app import AppOptions
 from gym_ray.model_server.bridged import BridgeOptions
@@ -24,8 +25,6 @@ from gym_ray.settings import (
 )
 
 __all__ = ["app_options", "build_engine"]
-
-_PREFIX_FIELD = "required_prefix_token_ids"
 
 
 def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Engine:
@@ -57,8 +56,12 @@ def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Eng
     )
 
 
-def app_options(server: ServerSettings) -> AppOptions:
+def app_options(server: ServerSettings, engine: Engine) -> AppOptions:
     """Return how the application of a model server is to behave.
+
+    Args:
+        server: Settings of the model server.
+        engine: What :func:`build_engine` made of them.
 
     Raises:
         SettingsError: The server is not a model server.
@@ -73,9 +76,10 @@ def app_options(server: ServerSettings) -> AppOptions:
         unsigned_thinking=not isinstance(options, AnthropicModelOptions),
         keep_alive_s=options.keep_alive_s,
         incomplete_event=options.replay_incomplete_event,
-        extensions=frozenset({_PREFIX_FIELD}) if compacting else frozenset(),
+        extensions=frozenset({REQUIRED_PREFIX}) if compacting else frozenset(),
     )
-    return AppOptions(max_body_bytes=options.max_body_bytes, bridge=bridge, tokenizes=compacting)
+    tokenize = engine.tokenize if compacting and isinstance(engine, VllmEngine) else None
+    return AppOptions(max_body_bytes=options.max_body_bytes, bridge=bridge, tokenize=tokenize)
 
 
 def _upstream(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
+from gym_ray.dialects.conversion.schema import REQUIRED_PREFIX
 from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_call_capture.verdict import CONTEXT_LENGTH_EXCEEDED
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
@@ -18,6 +19,8 @@ __all__ = ["VllmBehaviour", "VllmEngine"]
 
 _OVERFLOW_MARKS = (b"context length", b"max_tokens")
 _EMPTY_ASSISTANT = "empty_assistant"
+_TOKENIZED = ("messages", "tools", "chat_template_kwargs", REQUIRED_PREFIX)
+"""Members of a Chat request that decide its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,9 @@ class VllmEngine:
         """Close the pools; idempotent."""
         await self._upstream.aclose()
 
-    def _empty(self, request: EngineRequest, finish: Any, reason: str, status: int | None) -> EngineAnswer:
+    def _empty(
+        self, request: EngineRequest, finish: Literal["length", "content_filter"], reason: str, status: int | None
+    ) -> EngineAnswer:
         return empty_answer(
             request, served_model=self._served_model, finish=finish, reason=reason, replaced_status=status
         )
@@ -138,10 +143,6 @@ class VllmEngine:
             if isinstance(turns, list) and any(_role(turn) == "developer" for turn in turns):
                 added[key] = [{**turn, "role": "system"} if _role(turn) == "developer" else turn for turn in turns]
         return {**body, **added} if added else body
-
-
-_TOKENIZED = ("messages", "tools", "chat_template_kwargs", "required_prefix_token_ids")
-"""Members of a Chat request that decide its prompt."""
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

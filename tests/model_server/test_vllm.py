@@ -64,7 +64,7 @@ async def served(
     settings = ServerSettings("policy_model", "responses_api_models", kind[0], kind[1].model_validate(given))
     engine = build_engine(settings, local_engine_url=None)
     await engine.start()
-    app = build_app(engine, server_name="policy_model", capture=None, options=app_options(settings))
+    app = build_app(engine, server_name="policy_model", capture=None, options=app_options(settings, engine))
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://model") as http:
             yield Served(fake, http, engine)

@@ -52,7 +52,7 @@ async def test_vector(
     await engine.start()
     writer = CaptureWriter(tmp_path / "captures", server_name="policy_model")
     writer.start()
-    app = build_app(engine, server_name="policy_model", capture=writer, options=app_options(server))
+    app = build_app(engine, server_name="policy_model", capture=writer, options=app_options(server, engine))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://model") as http:
         response = await http.post(f"/ng-rollout/0-0{case['path']}", json=case["body"])

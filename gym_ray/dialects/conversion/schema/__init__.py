@@ -19,7 +19,10 @@ from gym_ray.dialects.conversion.schema import chat, responses
 from gym_ray.dialects.conversion.schema.shapes import WHOLES, Check, Problem, problems
 from gym_ray.errors import InvalidRequestError
 
-__all__ = ["SCHEMAS", "BodySchema", "body_problems", "invalid", "placed", "problem"]
+__all__ = ["REQUIRED_PREFIX", "SCHEMAS", "BodySchema", "body_problems", "invalid", "placed", "problem"]
+
+REQUIRED_PREFIX = "required_prefix_token_ids"
+"""The field of the compaction adapter: ids that the prompt must begin with (A172)."""
 
 _MOST_PROBLEMS = 100
 _DEEPEST_ECHOED = 64  # levels: what an echo nests must leave room for the answer around it
@@ -76,7 +79,7 @@ SCHEMAS: Mapping[str, BodySchema] = {
 
 # Fields of servers that take more than their dialect has; one that is not listed here may hold anything.
 _EXTENSION_CHECKS: Mapping[str, Check] = {
-    "required_prefix_token_ids": SchemaValidator(cs.nullable_schema(WHOLES)),  # A172
+    REQUIRED_PREFIX: SchemaValidator(cs.nullable_schema(WHOLES)),
 }
 
 
