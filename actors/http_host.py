@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from starlette.types import ASGIApp
 
@@ -38,6 +39,9 @@ class HttpHost(Watched):
             server = AppServer(await self._open(), self._host, self._port)
             self._server = server
             port = await server.start()
+            # What exists now lives as long as the process; the collector need not walk it again every few calls.
+            gc.collect()
+            gc.freeze()
         except GymRayError as error:
             raise ServerStartError(f"{self._name}: {error}") from error
         return f"http://{self._host}:{port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -220,6 +221,8 @@ def main() -> None:
     if writer is not None:
         writer.start()
         calls.clear()
+    gc.collect()
+    gc.freeze()  # as the actor that hosts a model server does
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     print("PORT", listening.getsockname()[1], flush=True)
     config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_level="warning")
