@@ -16,8 +16,10 @@ from gym_ray.dialects.conversion import (
     responses_to_chat,
     responses_to_messages,
 )
+from gym_ray.dialects.conversion.chat_wishes import heard_in_chat
 from gym_ray.dialects.conversion.namespaces import restore_names
 from gym_ray.dialects.conversion.preparation import PreparedRequest
+from gym_ray.errors import UnsupportedRequestError
 
 __all__ = ["Bridge", "dialect_to_ask"]
 
@@ -80,18 +82,24 @@ class Bridge:
         if client == engine:
             return cls(client, engine, prepared.body, None, prepared, split_think)
         hub, carried = _to_hub(client, prepared.body)
-        if engine == RESPONSES:
-            body = dict(hub)
-        elif engine == CHAT:
-            body = responses_to_chat.request_to_chat(hub, carried=carried)
-        else:
-            body = responses_to_messages.request_to_messages(
-                hub,
-                default_max_tokens=default_max_tokens,
-                carried=carried,
-                remote_images=True,
-                unsigned_thinking=unsigned_thinking,
-            )
+        try:
+            if engine == RESPONSES:
+                body = dict(hub)
+            elif engine == CHAT:
+                body = responses_to_chat.request_to_chat(heard_in_chat(hub), carried=carried)
+            else:
+                body = responses_to_messages.request_to_messages(
+                    hub,
+                    default_max_tokens=default_max_tokens,
+                    carried=carried,
+                    remote_images=True,
+                    unsigned_thinking=unsigned_thinking,
+                )
+        except UnsupportedRequestError as error:
+            if client == RESPONSES:
+                raise
+            # The names in the message are those of the hub, which this client has never seen.
+            raise UnsupportedRequestError(f"in terms of Responses, {error.message}", error.status) from None
         return cls(client, engine, body, hub, prepared, split_think)
 
     def answer(self, answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ __all__ = [
     "name_of",
     "objects",
     "refuse_failure",
+    "set_aside",
     "shown",
+    "wordless",
 ]
 
 SHARED_SETTINGS: Final = (
@@ -44,6 +46,7 @@ SHARED_SETTINGS: Final = (
 CARRIED_SETTINGS: Final = ("stop", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "user")
 """Neutral names of the settings that travel beside a Responses request, because it cannot say all of them."""
 
+_WORDED: Final = ("text", "output_text", "refusal")
 _LONGEST_SHOWN: Final = 80
 _LONGEST_FAILURE: Final = 500
 _STATUS_OF_CODE: Final[Mapping[str | int, int]] = {"rate_limit_exceeded": 429, 429: 429, "invalid_prompt": 400}
@@ -78,6 +81,13 @@ def refuse_failure(answer: Mapping[str, Any], path: str = "") -> None:
     raise broken(f"{path}error", f"says that the engine failed: {shown(told, _LONGEST_FAILURE)}", status)
 
 
+def set_aside(response: Mapping[str, Any]) -> list[Any]:
+    """Return what an earlier conversion could not say in Responses, so that the next one tells it too."""
+    aside = response.get("gym_ray")
+    left = aside.get("unconverted") if isinstance(aside, Mapping) else None
+    return list(left) if isinstance(left, list) else []
+
+
 def broken(path: str, problem: str, status: int = 502) -> EngineError:
     """Return the error for an engine's answer that has no form in the other dialect."""
     return EngineError(f"the engine's answer is not usable: {path} {problem}", status)
@@ -108,6 +118,11 @@ def answer_objects(value: object, path: str) -> Sequence[Mapping[str, Any]]:
         if not isinstance(item, Mapping):
             raise broken(f"{path}[{index}]", f"should be an object, not {shown(item)}")
     return value
+
+
+def wordless(content: object) -> list[Mapping[str, Any]]:
+    """Return the parts of a message that say something else than words, such as a sound."""
+    return [part for part in objects(content) if part.get("type") not in _WORDED and part.get("text") is None]
 
 
 def argument_text(value: object, path: str) -> str:

@@ -29,6 +29,7 @@ from gym_ray.dialects.conversion.carried import (
     objects,
     refuse_failure,
     shown,
+    wordless,
 )
 from gym_ray.dialects.conversion.chat_input import items_of
 from gym_ray.dialects.conversion.chat_usage import responses_usage
@@ -110,7 +111,8 @@ def answer_to_responses(
         keep_id: Keep the engine's id, by which a captured call is found (A169); else the id is new.
 
     Returns:
-        The answer. A text that stopped the engine stands under ``gym_ray`` as ``stop_sequence``, for Messages clients.
+        The answer. A text that stopped the engine stands under ``gym_ray`` as ``stop_sequence``, for Messages clients;
+        parts of the message that are no text stand there as ``unconverted``.
 
     Raises:
         EngineError: The completion failed or is none; status 502.
@@ -130,9 +132,13 @@ def answer_to_responses(
     tier, stop = name_of(completion.get("service_tier")), choice.get("stop_reason")
     if tier:
         response["service_tier"] = tier
+    aside: dict[str, Any] = {}
     if isinstance(stop, str) and reason == "stop":
-        response["gym_ray"] = {"stop_sequence": stop}
-    return response
+        aside["stop_sequence"] = stop
+    unconverted = wordless(choice["message"].get("content"))
+    if unconverted:
+        aside["unconverted"] = unconverted
+    return {**response, "gym_ray": aside} if aside else response
 
 
 def _first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,9 @@ from gym_ray.dialects.conversion.carried import (
     moment,
     name_of,
     refuse_failure,
+    set_aside,
     shown,
+    wordless,
 )
 from gym_ray.dialects.conversion.chat_turns import messages_of
 from gym_ray.dialects.conversion.chat_usage import chat_usage
@@ -94,7 +96,7 @@ def _text(value: object) -> dict[str, Any]:
 def answer_to_chat(response: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
     """Return a Responses answer as a ``chat.completion`` with one choice.
 
-    Output items that Chat cannot say (searches of a hosted tool and the like) stand under ``gym_ray`` as
+    Output items and parts that Chat cannot say (searches of a hosted tool and the like) stand under ``gym_ray`` as
     ``unconverted``. The id is the engine's, so that the client's answer names the engine's.
 
     Args:
@@ -107,7 +109,7 @@ def answer_to_chat(response: Mapping[str, Any], *, model: str | None = None) -> 
     _check_outcome(response)
     items = answer_objects(response.get("output"), "output")
     message = _message(items)
-    unconverted = [item for item in items if item.get("type") not in _CONVERTED]
+    unconverted = set_aside(response) + _unconverted(items)
     tier = response.get("service_tier")
     completion = {
         "id": name_of(response.get("id")) or fresh_id("chatcmpl-"),
@@ -173,6 +175,16 @@ def _content(item: Mapping[str, Any], path: str) -> tuple[list[str], list[str]]:
         else:
             texts.append(answer_text(part.get("text"), f"{place}.text"))
     return texts, refusals
+
+
+def _unconverted(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    left: list[Mapping[str, Any]] = []
+    for item in items:
+        if item.get("type") not in _CONVERTED:
+            left.append(item)
+        elif item.get("type") == "message":
+            left += wordless(item.get("content"))
+    return left
 
 
 def _call(item: Mapping[str, Any], path: str) -> dict[str, Any]:

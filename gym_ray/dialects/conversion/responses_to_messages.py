@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gym_ray.dialects import fields, reading
 from gym_ray.dialects.conversion import free_text
-from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
+from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, set_aside, shown
 from gym_ray.dialects.conversion.messages_thinking import thinking_block
 from gym_ray.dialects.conversion.messages_turns import Conversation
 from gym_ray.dialects.conversion.messages_usage import messages_usage
@@ -103,7 +103,7 @@ def answer_to_messages(response: Mapping[str, Any], *, model: str | None) -> dic
     """
     output = _finished_output(response)
     content: list[dict[str, Any]] = []
-    unconverted: list[Any] = []
+    unconverted = set_aside(response)
     for item in output:
         blocks, left = _item_blocks(item)
         content += blocks
@@ -216,7 +216,7 @@ def _item_blocks(item: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the blocks of an output item, and what of it has no form in Messages."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     if kind == "message":
-        return _text_blocks(item.get("content"))
+        return _message_blocks(item)
     if kind == "reasoning":
         block = thinking_block(item)
         return ([] if block is None else [block]), []
@@ -228,11 +228,17 @@ def _item_blocks(item: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     return [{"type": "tool_use", "id": call_id, "name": item["name"], "input": value}], []
 
 
-def _text_blocks(content: object) -> tuple[list[dict[str, Any]], list[Any]]:
+def _message_blocks(item: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[Any]]:
+    content = item.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}], []
+    if not isinstance(content, list):
+        return [], [] if content is None else [item]
     blocks: list[dict[str, Any]] = []
     left: list[Any] = []
-    for part in objects(content):
-        text = part.get("refusal" if part.get("type") == "refusal" else "text")
+    for part in content:
+        told = part if isinstance(part, Mapping) else {}
+        text = told.get("refusal" if told.get("type") == "refusal" else "text")
         if isinstance(text, str):
             blocks.append({"type": "text", "text": text})
         else:

@@ -18,7 +18,9 @@ def replay(answer: Mapping[str, Any], *, include_usage: bool) -> list[bytes]:
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
         return [DONE]
-    chunks = [_chunk(answer, [choice]) for index, value in enumerate(choices) for choice in _told(index, value)]
+    told = [choice for index, value in enumerate(choices) for choice in _told(index, value)]
+    aside = {"gym_ray": answer["gym_ray"]} if answer.get("gym_ray") else {}  # what Chat cannot say comes with the head
+    chunks = [_chunk(answer, [choice], **({} if position else aside)) for position, choice in enumerate(told)]
     usage = answer.get("usage")
     if include_usage and usage:
         chunks.append(_chunk(answer, [], usage=usage))

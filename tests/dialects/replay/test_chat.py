@@ -78,3 +78,9 @@ def test_an_answer_without_choices_is_only_done() -> None:
     for choices in ([], None, {}):
         answer = {"id": "c", "choices": choices, "usage": {"prompt_tokens": 1}}
         assert replay_frames(CHAT, answer, include_usage=True) == [b"data: [DONE]\n\n"]
+
+
+def test_what_chat_cannot_say_comes_with_the_head_of_the_stream() -> None:
+    aside = {"unconverted": [{"type": "web_search_call"}]}
+    told = chunks({"message": {"content": "a"}, "finish_reason": "stop"}, gym_ray=aside)
+    assert [chunk.get("gym_ray") for chunk in told] == [aside, None, None]
