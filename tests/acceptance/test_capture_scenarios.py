@@ -339,3 +339,19 @@ async def test_an_attempt_has_a_file_of_its_own_and_begins_empty_when_it_is_run_
         await post(model, MESSAGES, "5-2-a1")
         assert [record["dialect"] for record in model.records("5-2-a1")] == [MESSAGES]
     assert store.path_for("5-2").read_bytes() == first
+
+
+# --- 14: one huge event ----------------------------------------------------------------------------------------------
+
+
+async def test_an_event_of_eight_mib_in_pieces_of_four_kib_passes_and_is_recorded(tmp_path: Path) -> None:
+    """Minutes, and the end of this test by its timeout, where every piece brings a look at all pieces before it."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}]}\n\n' % (b"a" * 2**23)
+    body = event + b"data: [DONE]\n\n"
+    answer = ScriptedAnswer([body[start : start + 4096] for start in range(0, len(body), 4096)], content_type=SSE)
+    async with captured_model(tmp_path, FakeEngine(script=lambda request: answer)) as model:
+        response = await post(model, CHAT, stream=True)
+        assert response.content == body
+        (record,) = model.records("0-0")
+    assert record["error_category"] is None
+    assert record["response"]["choices"][0]["message"]["content"] == "a" * 2**23
