@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from gym_ray.model_server.local_answers import SSE_HEADERS
 
 __all__ = ["CallFailedError", "ReplayedStream"]
 
+_BODY_BYTES = 64 * 1024
 _HEADERS = [(name.encode("ascii"), value.encode("ascii")) for name, value in SSE_HEADERS]
 
 
@@ -66,8 +67,9 @@ class ReplayedStream(Response):
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
                 await asyncio.wait([task], timeout=self._keep_alive_s)
             frames = self._frames(task)
+            for body in _bodies(frames[:-1]):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             # The terminal event is a message of its own, so that capture holds back nothing else (A40).
-            await send({"type": "http.response.body", "body": b"".join(frames[:-1]), "more_body": True})
             await send({"type": "http.response.body", "body": frames[-1], "more_body": False})
         finally:
             if not task.done():
@@ -79,6 +81,20 @@ class ReplayedStream(Response):
         if failure is None:
             return task.result()
         return failure_frames(self._dialect, status=failure.status, message=failure.message)
+
+
+def _bodies(frames: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield small frames together and large ones alone, so that a slow client does not cost a second copy of all."""
+    together: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if together and size + len(frame) > _BODY_BYTES:
+            yield b"".join(together)
+            together, size = [], 0
+        together.append(frame)
+        size += len(frame)
+    if together:
+        yield b"".join(together)
 
 
 def _failure_of(task: asyncio.Future[Sequence[bytes]]) -> CallFailedError | None:
