@@ -77,6 +77,20 @@ async def test_calls_of_one_rollout_are_the_lines_of_one_file(tmp_path: Path) ->
     assert list(before) == ["0-0.capture.jsonl"]
 
 
+async def test_what_is_recorded_depends_on_path_and_id_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chat = PATH_OF[CHAT]
+    async with captured_model(tmp_path, FakeEngine()) as model, client_of(model) as http:
+        assert (await http.get(f"/ng-rollout/1-0{chat}")).status_code == 405
+        assert (await http.post(f"/ng-rollout/1-1{chat}%0A", json=ASKED[CHAT])).status_code == 404
+        with caplog.at_level(logging.WARNING):
+            for odd in ("a%20b", "%2E%2E", "-a", "a%0A"):
+                assert (await http.post(f"/ng-rollout/{odd}{chat}", json=ASKED[CHAT])).status_code == 200
+        assert "served but not captured: rollout id: 'a b'" in caplog.text
+        assert model.rollout_ids() == ["1-0"]
+        (record,) = model.records("1-0")
+    assert (record["status_code"], record["error_category"], record["request"]) == (405, "client_error", None)
+
+
 # --- 2: the record before the last byte ------------------------------------------------------------------------------
 
 
