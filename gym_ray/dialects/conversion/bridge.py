@@ -109,7 +109,9 @@ class Bridge:
             EngineError: The answer has no form in the client's dialect; status 502.
         """
         if self.client == RESPONSES:
-            return restore_names(self._in_hub(answer), self.prepared.namespaces)
+            found = self._in_hub(answer)
+            told = found if self.engine == RESPONSES else {**found, "usage": _countable(found.get("usage"))}
+            return restore_names(told, self.prepared.namespaces)
         if self.hub is None:
             return dict(answer)
         model = self.prepared.body.get("model")
@@ -124,6 +126,22 @@ class Bridge:
         if self.engine == CHAT:
             return chat_to_responses.answer_to_responses(answer, self.hub, split_think=self.split_think)
         return messages_to_responses.answer_to_responses(answer, self.hub)
+
+
+def _countable(usage: Any) -> Any:
+    """Return a usage in which every detail is a number.
+
+    Strict Responses clients refuse the whole answer for a null there. What nobody counted stays unknown in the record,
+    which takes the engine's own usage (W13).
+    """
+    if not isinstance(usage, Mapping):
+        return usage
+    return {
+        name: {key: 0 if count is None else count for key, count in value.items()}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in usage.items()
+    }
 
 
 def _to_hub(client: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.conversion.bridge import Bridge
@@ -60,6 +61,17 @@ def test_the_content_of_a_message_is_never_lost_without_a_word() -> None:
         assert told.answer(responses_answer(item))["gym_ray"] == {"unconverted": [item]}
     for part in (None, "x", {"type": "output_text", "text": 5}):
         assert told.answer(responses_answer(message_item([part])))["gym_ray"] == {"unconverted": [part]}
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}, None])
+def test_a_strict_responses_client_can_read_usage_without_details(usage: dict[str, int] | None) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}
+    answer = bridge(RESPONSES, CHAT).answer({"id": "c", "model": "m", "choices": [choice], "usage": usage})
+    read = Response.model_validate(answer)
+    assert (read.usage is None) is (usage is None)
+    if read.usage is not None:
+        assert (read.usage.input_tokens, read.usage.output_tokens, read.usage.total_tokens) == (3, 2, 5)
+        assert read.usage.output_tokens_details.reasoning_tokens == 0
 
 
 def test_a_refusal_says_whose_names_it_uses() -> None:
