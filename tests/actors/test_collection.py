@@ -127,7 +127,7 @@ def test_every_row_becomes_a_record_with_all_its_calls(make_run: Callable[..., R
 
     run = make_run(12)
     with run.started(tmp_path) as (running, _):
-        get(running.collector.run.remote(), 120)
+        get(running.collector.run.remote(), 240)
         progress, metrics = get([running.collector.progress.remote(), running.collector.metrics.remote()], 60)
     assert progress.complete
     assert run.check_rows(12) == (12, 0)
@@ -173,7 +173,7 @@ def test_a_second_run_with_the_same_ids_is_refused_and_changes_nothing(
 
     run = make_run(3)
     with run.started(tmp_path) as (running, _):
-        get(running.collector.run.remote(), 120)
+        get(running.collector.run.remote(), 240)
         before = {path.name: path.read_bytes() for path in run.settings.capture_dir.glob("*.jsonl")}
         plan = run._make_plan(CollectionPlan)
         other = RunPaths.of(tmp_path / "other" / "records.jsonl")

@@ -18,11 +18,11 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.testing.fake_upstream import FakeUpstream
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 HERE = Path(__file__).parent
 SDK_PROGRAM = HERE.parents[1] / "examples" / "agents" / "command_line_agent.py"
 LINGERING = HERE / "programs" / "lingering_program.py"
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 SETTINGS = f"""
 num_rollout_workers: 1
@@ -75,7 +75,7 @@ def test_programs_are_captured_and_end_with_their_rollout_and_with_their_worker(
             for agent in AGENTS
         )
     )
-    plan = CollectionPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=200), settings.capture_dir, 16)
+    plan = CollectionPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=900), settings.capture_dir, 16)
 
     def runs(row: str) -> bool:
         """Whether the process that a row's first attempt started is still there."""

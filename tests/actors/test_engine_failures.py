@@ -13,7 +13,7 @@ from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 AGENT = Path(__file__).parent / "agents" / "asking_agent.py"
 
 SETTINGS = f"""
@@ -52,7 +52,7 @@ def test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call(
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:
-            get(running.collector.run.remote(), 90)
+            get(running.collector.run.remote(), 300)
             assert get(running.collector.progress.remote(), 60).failed == len(EXPECTED)
     finally:
         servers.stop()

@@ -21,7 +21,7 @@ from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 AGENT = Path(__file__).parent / "agents" / "sdk_agent.py"
 RUN_TOKEN, VLLM_KEY, CLAUDE_KEY = "token-of-the-run", "sk-of-the-vllm-server", "sk-of-anthropic"
 PRIVATE = "AIza-of-somebody-else"
@@ -81,7 +81,7 @@ def test_any_dialect_works_with_any_engine_and_keys_stay_out_of_the_captures(
     servers = start_servers(settings, run_token=RUN_TOKEN, cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token=RUN_TOKEN) as running:
-            get(running.collector.run.remote(), 120)
+            get(running.collector.run.remote(), 300)
     finally:
         servers.stop()
     assert paths.failures.read_text() == ""
