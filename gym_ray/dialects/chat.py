@@ -258,12 +258,18 @@ def finish_reason(response: dict[str, Any]) -> str | None:
 
 
 def tool_calls(response: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield ``(call id, name, arguments)`` of the tool calls of all choices, in order, as they were sent (A101)."""
+    """Yield ``(call id, name, arguments)`` of the calls of all choices, in order, as they were sent (A101, W20)."""
     for message in _messages(response):
         for call in _objects(message.get("tool_calls")):
-            function = call.get("function")
-            function = function if isinstance(function, dict) else {}
-            yield call.get("id"), function.get("name"), function.get("arguments")
+            function, custom = call.get("function"), call.get("custom")
+            if isinstance(custom, dict) and not function:
+                yield call.get("id"), custom.get("name"), custom.get("input")
+            else:
+                function = function if isinstance(function, dict) else {}
+                yield call.get("id"), function.get("name"), function.get("arguments")
+        legacy = message.get("function_call")
+        if isinstance(legacy, dict):
+            yield None, legacy.get("name"), legacy.get("arguments")
 
 
 def reasoning_texts(response: dict[str, Any]) -> Iterator[Any]:

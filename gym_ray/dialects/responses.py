@@ -277,10 +277,15 @@ def finish_reason(response: dict[str, Any]) -> str | None:
 
 
 def tool_calls(response: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield ``(call id, name, arguments)`` of the function calls, in order (A101)."""
+    """Yield ``(call id, name, arguments)`` of all calls, in order (A101, W20).
+
+    A hosted tool has the name of its item's type, and what it was asked as arguments.
+    """
     for item in _objects(response.get("output")):
-        if item.get("type") == "function_call":
-            yield item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments")
+        kind = item.get("type")
+        if isinstance(kind, str) and kind.endswith("_call"):
+            asked = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), None)
+            yield item.get("call_id") or item.get("id"), item.get("name") or kind.removesuffix("_call"), asked
 
 
 def reasoning_texts(response: dict[str, Any]) -> Iterator[Any]:

@@ -230,6 +230,9 @@ class _Recording:
                 return
         elif kind == "http.response.start":
             message = self._start(message)
+        elif self._held:  # trailers end an answer too, and must not overtake its body
+            self._held.append(message)
+            return
         await self._outer_send(message)
 
     def _start(self, message: Message) -> Message:

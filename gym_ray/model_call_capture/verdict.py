@@ -127,4 +127,7 @@ def _is_answer(response: dict[str, Any]) -> bool:
     """Whether a JSON object shows any sign of being an answer of one of the dialects (B23)."""
     if isinstance(response.get("output"), list) or isinstance(response.get("content"), list):
         return True
-    return bool(response.get("choices")) or response.get("status") in _ANSWER_STATUSES
+    choices = response.get("choices")
+    if isinstance(choices, list):
+        return any(isinstance(choice, dict) and choice for choice in choices)
+    return response.get("status") in _ANSWER_STATUSES

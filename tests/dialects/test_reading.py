@@ -43,6 +43,22 @@ def test_the_first_shape_that_fits_is_read() -> None:
     assert reading.reasoning({}) is None
 
 
+def test_custom_hosted_and_legacy_calls_are_calls_too() -> None:
+    output = [
+        {"type": "custom_tool_call", "call_id": "c", "name": "shell", "input": "ls -l"},
+        {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "x"}},
+        {"type": "mcp_call", "id": "m", "name": "find", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "c", "output": "no call"},
+    ]
+    listed = [tuple(call.values()) for call in reading.tool_calls({"output": output})]
+    hosted = ("w", "web_search", {"type": "search", "query": "x"})
+    assert listed == [("c", "shell", {"_raw": "ls -l"}), hosted, ("m", "find", {"a": 1})]
+    custom = {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    message = chat(tool_calls=[custom], function_call={"name": "old", "arguments": "{}"})
+    listed = [tuple(call.values()) for call in reading.tool_calls(message)]
+    assert listed == [("t", "shell", {"_raw": "ls"}), (None, "old", {})]
+
+
 def test_finish_reasons() -> None:
     assert reading.finish_reason({"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}) == "length"
     assert reading.finish_reason({"incomplete_details": {"reason": "max_output_tokens"}}) == "max_output_tokens"

@@ -217,6 +217,18 @@ async def test_everything_behind_the_terminal_event_waits_too(writer: CaptureWri
     assert client.answer == DELTA + b"data: [DONE]\n\n: bye\n\n"
 
 
+async def test_trailers_do_not_overtake_a_held_body(writer: CaptureWriter) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answering(ANSWER)(scope, receive, send)
+        await send({"type": "http.response.trailers", "headers": [(b"x-sum", b"1")], "more_trailers": False})
+
+    client = Client()
+    await client.call(app, writer)
+    assert [message["type"] for message in client.sent][-1] == "http.response.trailers"
+    assert client.answer == ANSWER
+    assert len(records(writer)) == 1
+
+
 async def test_keep_alive_is_no_first_token(writer: CaptureWriter) -> None:
     await Client().call(answering(b": keep-alive\n\n", headers=SSE_TYPE), writer)
     assert records(writer)[0]["latency_ttft_ms"] is None

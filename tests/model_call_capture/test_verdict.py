@@ -89,7 +89,10 @@ def test_an_error_in_a_200_is_an_upstream_error(response: dict[str, Any]) -> Non
     assert final(response, is_sse=True, terminal="complete") == "upstream_error"
 
 
-@pytest.mark.parametrize("response", [{}, {"choices": []}, {"choices": None}, {"status": "ok"}, None])
+@pytest.mark.parametrize(
+    "response",
+    [{}, {"choices": []}, {"choices": None}, {"choices": [None]}, {"choices": [{}]}, {"status": "ok"}, None],
+)
 def test_a_200_that_is_no_answer_cannot_be_read(response: dict[str, Any] | None) -> None:
     assert final(response) == "capture_parse_error"
 
@@ -114,7 +117,7 @@ def test_streams_need_their_terminal_event() -> None:
 def test_precedence() -> None:
     assert final({"error": "slow"}, status=429, terminal="error", is_sse=True) == "rate_limit"
     assert final(None, status=500, reason="context_length_exceeded") == "context_length_exceeded"
-    assert final({"choices": [{}]}, reason="empty_assistant") is None
+    assert final({"choices": [{"index": 0}]}, reason="empty_assistant") is None
 
 
 def test_own_and_foreign_exceptions() -> None:
