@@ -30,7 +30,7 @@ async def client(number):
         os.write(1, f"begun {exchange.rollout_id} {exchange.call_id}\\n".encode())
         exchange.status, exchange.complete = 200, True
         exchange.request = [b'{"text": "' + b"x" * 7000 + b'"}']
-        exchange.response = [b'{"choices": [{}]}']
+        exchange.response = [b'{"choices": [{"index": 0}]}']
         await writer.commit(exchange)
         os.write(1, f"acknowledged {exchange.rollout_id} {exchange.call_id}\\n".encode())
 

@@ -24,7 +24,7 @@ def redactor(*secrets: str, **options: Any) -> Redactor:
     return Redactor(secrets or (SECRET,), digest_key=KEY, **options)
 
 
-def exchange_of(request: bytes, response: bytes = b'{"choices":[{}]}', *, is_sse: bool = False) -> Exchange:
+def exchange_of(request: bytes, response: bytes = b'{"choices":[{"index":0}]}', *, is_sse: bool = False) -> Exchange:
     exchange = Exchange("0" * 32, "0-0", "chat", "s", 1.0, status=200, is_sse=is_sse, complete=True)
     exchange.request, exchange.response = [request], [response]
     exchange.terminal = "complete" if is_sse else None

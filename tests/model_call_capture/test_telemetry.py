@@ -111,7 +111,7 @@ async def one_call(writer: CaptureWriter, rollout_id: str = "0-0") -> None:
     exchange = writer.begin(rollout_id, "chat")
     assert exchange is not None
     exchange.status, exchange.complete, exchange.completed_at = 200, True, time.time()
-    exchange.response = [b'{"choices":[{}],"usage":{"prompt_tokens":1}}']
+    exchange.response = [b'{"choices":[{"index":0}],"usage":{"prompt_tokens":1}}']
     exchange.usage = PublishedUsage({"prompt_tokens": 4, "completion_tokens": 2})
     await writer.commit(exchange)
 

@@ -30,7 +30,7 @@ def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
     exchange = writer.begin(rollout_id, "chat")
     assert exchange is not None
     exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{}]}']
+    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
     return exchange
 
 
