@@ -29,7 +29,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": delta, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n: %s\\n\\n" % marker, "more_body": True})
     else:
-        await send({"type": "http.response.body", "body": b'{"choices": [{"index": 0}], "id": "%s"}' % marker, "more_body": True})
+        await send({"type": "http.response.body", "body": b'{"choices": [{}], "id": "%s"}' % marker, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 writer = CaptureWriter(Path(sys.argv[1]), server_name="traced")
