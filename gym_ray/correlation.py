@@ -34,6 +34,8 @@ ROLLOUT_PREFIX = "/ng-rollout"
 TOKEN_CAPTURE_SEGMENT = "/training-token-capture"  # noqa: S105 - a path segment, not a secret
 
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST_ID = 230
+"""Characters of an id: with the longest ending that we give to file names, they fit into the 255 bytes of a name."""
 _PREFIXED = re.compile(r"/ng-rollout/([^/]+)(/training-token-capture(?=/))?(/.*)", re.DOTALL)
 
 current_rollout_id: ContextVar[str | None] = ContextVar("current_rollout_id", default=None)
@@ -41,13 +43,17 @@ current_rollout_id: ContextVar[str | None] = ContextVar("current_rollout_id", de
 
 
 def check_rollout_id(value: object, field: str = "rollout id") -> str:
-    """Return ``value`` if it is a valid rollout id (A25).
+    """Return ``value`` if it is a valid rollout id (A25) that a file can be named after.
 
     Raises:
         RolloutIdError: It is not; the message names ``field`` and shows the value.
     """
     if isinstance(value, str) and value.isascii() and _ROLLOUT_ID.fullmatch(value):
-        return value
+        if len(value) <= _LONGEST_ID:
+            return value
+        raise RolloutIdError(
+            f"{field}: {value!r} cannot be a rollout id; it has {len(value)} characters, use at most {_LONGEST_ID}"
+        )
     raise RolloutIdError(
         f"{field}: {value!r} cannot be a rollout id; use A-Z a-z 0-9 . _ - and begin with a letter or digit"
     )

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from gym_ray.correlation import (
     AgentUrls,
     apply_rollout_prefix,
+    check_rollout_id,
     restore_prefix_in_location,
     rollout_path_prefix,
     split_rollout_prefix,
 )
+from gym_ray.errors import RolloutIdError
 
 VALID = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True)
 ANY = st.text(min_size=1).filter(lambda text: "/" not in text and text.isprintable())
@@ -60,3 +62,9 @@ def test_a_redirect_of_an_odd_id_gets_a_header_that_can_be_sent() -> None:
 @pytest.mark.parametrize("location", ["http://[", "http://[::1/v1", "//h\u2100/v1", "http://]/v1"])
 def test_a_redirect_to_what_is_no_url_stays_as_it_is(location: str) -> None:
     assert restore_prefix_in_location(location, 307, "h", "/ng-rollout/0-0") == location
+
+
+def test_an_id_that_no_file_can_be_named_after_is_refused() -> None:
+    assert check_rollout_id("a" * 230) == "a" * 230
+    with pytest.raises(RolloutIdError, match="231 characters, use at most 230"):
+        check_rollout_id("a" * 231)
