@@ -1,8 +1,8 @@
 """Group commit over many files: what waits for one file is written and synced together, distinct files in parallel.
 
 A file belongs to at most one thread at a time, and each is finished when its own sync ends, so one that hangs or is
-locked holds up nothing but its own lines. Nothing is acknowledged before it is durable, and nothing is dropped without
-being told.
+locked holds up nothing but its own lines: when no thread comes back, another takes its place. Nothing is acknowledged
+before it is durable, and nothing is dropped without being told.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from gym_ray.storage.line_files import LineFiles, StagedAppend, WouldWaitError
 __all__ = ["CommitItem", "GroupCommit"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_MORE = 64
+"""Threads that are started in the place of others at most."""
 
 
 class CommitItem(Protocol):
@@ -73,8 +76,10 @@ class GroupCommit(Generic[ItemT]):
         files: Where the lines go.
         on_done: Told, on a commit thread, about items that have their outcome.
         threads: Each takes as many files at a time as ``files`` can sync at once; a file that is locked by another
-            process, or gets an item that takes long, has a thread beside these.
+            process, or gets an item that takes long, has a thread beside these. While files hang, up to 64 more are
+            started in the place of the threads that wait for them.
         name: Prefix of the threads' names.
+        patience_s: Ready files wait at most twice as long for threads that are all at work, before there is one more.
     """
 
     def __init__(
@@ -84,8 +89,9 @@ class GroupCommit(Generic[ItemT]):
         on_done: Callable[[Sequence[ItemT]], None],
         threads: int = 16,
         name: str = "commit",
+        patience_s: float = 0.25,
     ) -> None:
-        self._files, self._on_done, self._name = files, on_done, name
+        self._files, self._on_done, self._name, self._patience_s = files, on_done, name, patience_s
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._lanes: dict[str, list[ItemT]] = {}  # a file is a key from its first waiting item until it is all done
@@ -95,13 +101,13 @@ class GroupCommit(Generic[ItemT]):
         self._called = False
         self._closed = False
         self._beside: set[threading.Thread] = set()
-        self._threads = [
-            # Daemons: a sync that the kernel never ends must not keep the process from ending.
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._wanted, self._busy, self._rounds = threads, 0, 0
+        self._threads: set[threading.Thread] = set()
+        for _ in range(threads):
+            self._start_thread()
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
+        self._watcher.start()
 
     def submit(self, item: ItemT) -> None:
         """Take one item; it is told the outcome exactly once unless its file never answers.
@@ -129,17 +135,54 @@ class GroupCommit(Generic[ItemT]):
         with self._lock:
             self._closed = True
             done = self._idle.wait_for(lambda: not self._lanes, timeout_s)
-            beside = list(self._beside)
-        for _ in self._threads:
+        self._ended.set()
+        self._watcher.join()  # from here on no thread is started
+        with self._lock:
+            threads = [*self._threads, *self._beside]
+        for _ in threads:
             self._calls.put(False)
         if done:
-            for thread in [*self._threads, *beside]:
+            for thread in threads:
                 thread.join()
         return done
+
+    def _start_thread(self) -> None:
+        # Daemons: a sync that the kernel never ends must not keep the process from ending.
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                self._threads.discard(thread)
+            raise
 
     def _work(self) -> None:
         while self._calls.get():
             self._commit_files(self._take_ready())
+            with self._lock:
+                self._busy -= 1
+                if len(self._threads) - self._busy > self._wanted:  # what hung goes on, and there are enough again
+                    self._threads.discard(threading.current_thread())
+                    return
+
+    def _watch(self) -> None:
+        """Start a thread more when all of them are away and files wait; a file that hangs keeps its thread."""
+        rounds_before = None
+        while not self._ended.wait(self._patience_s):
+            with self._lock:
+                rounds = self._rounds if self._called and self._busy == len(self._threads) else None
+                more = len(self._threads) - self._wanted
+            if rounds is not None and rounds == rounds_before and more < _MOST_MORE:
+                self._replace_hung()
+            rounds_before = rounds
+
+    def _replace_hung(self) -> None:
+        try:
+            self._start_thread()
+        except RuntimeError as error:
+            _log.error("all commit threads wait for files, and no other can be started: %s", error)
 
     def _make_ready(self, names: Iterable[str]) -> None:
         """Give these files to the next thread; under the lock."""
@@ -152,6 +195,8 @@ class GroupCommit(Generic[ItemT]):
         with self._lock:
             names = [self._ready.popleft() for _ in range(min(len(self._ready), self._files.syncs_at_once))]
             self._called = False
+            self._busy += 1
+            self._rounds += 1
             self._make_ready(())
         return names
 

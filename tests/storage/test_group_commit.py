@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -181,8 +182,9 @@ class TogetherCalls(FaultyCalls):
 
     syncs_at_once = 8
 
-    def __init__(self) -> None:
-        super().__init__(only=lambda path: path.endswith("/slow"))
+    def __init__(self, gated: str = "/slow") -> None:
+        super().__init__(only=lambda path: gated in path)
+        self.gated = gated
         self.together: list[int] = []
         self.refusal: Exception | None = None
 
@@ -190,7 +192,7 @@ class TogetherCalls(FaultyCalls):
         self.together.append(len(fds))
         if self.refusal is not None:
             raise self.refusal
-        order = sorted(range(len(fds)), key=lambda index: self.path_of(fds[index]).endswith("/slow"))
+        order = sorted(range(len(fds)), key=lambda index: self.gated in self.path_of(fds[index]))
         for index in order:
             super().sync_all([fds[index]], lambda outcomes, index=index: tell([(index, outcomes[0][1])]))
 
@@ -238,6 +240,63 @@ def test_a_hung_file_holds_up_no_file_that_is_synced_with_it(tmp_path: Path) -> 
     calls.sync_gate.set()
     wait_for(hung)
     assert max(calls.together) == 6
+    assert commits.close(WAIT_S)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_more_hung_files_than_threads_hold_up_no_other_file(tmp_path: Path, together: bool) -> None:
+    calls = TogetherCalls("/hung") if together else FaultyCalls(only=lambda path: "/hung" in path)
+    commits: Commits = GroupCommit(LineFiles(tmp_path, calls=calls), on_done=tell, threads=2, patience_s=0.02)
+    calls.sync_gate = threading.Event()
+    hung = [Item(f"hung{number}", b"h\n") for number in range(7)]
+    for number, item in enumerate(hung):
+        calls.syncs_waiting.clear()
+        commits.submit(item)
+        assert calls.syncs_waiting.wait(WAIT_S)
+        others = [Item(f"f{other}", b"%d\n" % number) for other in range(20)]
+        for other in others:
+            commits.submit(other)
+        for other in others:
+            wait_for(other)
+            assert other.error is None
+    assert not any(item.done.is_set() for item in hung)
+    more = [Item(item.file_name, b"again\n") for item in hung]
+    for item in more:
+        commits.submit(item)
+    calls.sync_gate.set()
+    for item in [*hung, *more]:
+        wait_for(item)
+        assert item.error is None
+    assert (tmp_path / "hung3").read_bytes() == b"h\nagain\n"
+    assert commits.close(WAIT_S)
+
+
+def test_threads_that_were_started_for_hung_files_end_when_those_go_on(tmp_path: Path) -> None:
+    calls = FaultyCalls(only=lambda path: "/hung" in path)
+    commits: Commits = GroupCommit(
+        LineFiles(tmp_path, calls=calls), on_done=tell, threads=1, name="few", patience_s=0.02
+    )
+
+    def at_work() -> int:
+        return sum(thread.name.startswith("few-") and "watch" not in thread.name for thread in threading.enumerate())
+
+    calls.sync_gate = threading.Event()
+    hung = [Item(f"hung{number}", b"h\n") for number in range(4)]
+    for item in hung:
+        commits.submit(item)
+    other = Item("other", b"x\n")
+    commits.submit(other)
+    wait_for(other)
+    assert at_work() == 5
+    calls.sync_gate.set()
+    for item in hung:
+        wait_for(item)
+    deadline = time.monotonic() + WAIT_S
+    while at_work() > 1 and time.monotonic() < deadline:
+        again = Item("other", b"x\n")
+        commits.submit(again)
+        wait_for(again)
+    assert at_work() == 1
     assert commits.close(WAIT_S)
 
 
