@@ -3,6 +3,9 @@
 A Python thread that waits for one sync must get the interpreter's lock back after it, and with a thread a file that
 costs more than the sync. The C library's own threads do the same ``fdatasync`` calls in parallel and know nothing of
 that lock: the Python thread waits once, and wakes to a handful of outcomes.
+
+A success that was none would lose what somebody was told is safe. So nothing here is believed before it was tried: a
+library that does not report a sync that must fail is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 from collections.abc import Callable, Sequence
 
 from gym_ray.storage.calls import SyncOutcome
@@ -26,6 +30,7 @@ _NOTIFY_AT = 32 + 12
 _SIGEV_NONE = 1
 
 _LOOK_AFTER_NS = 3_000_000
+_TRIAL_PATIENCE_S = 5.0
 
 
 class _TimeSpec(ctypes.Structure):
@@ -35,9 +40,12 @@ class _TimeSpec(ctypes.Structure):
 class ParallelSyncs:
     """``fdatasync`` for many files at once.
 
+    The library's threads do not survive a fork, and it does not notice. In a child of the process that made it, an
+    object of this class syncs one file after the other, and another one is refused where it would wait for ever.
+
     Raises:
         AttributeError: The C library has no asynchronous I/O.
-        OSError: The system is not a 64-bit Linux, so the layout of the library's structures is not known.
+        OSError: The system is not a 64-bit Linux, or the library did not do what it must when it was tried.
     """
 
     def __init__(self) -> None:
@@ -51,36 +59,78 @@ class ParallelSyncs:
         self._end.restype = ctypes.c_ssize_t
         self._suspend = waiting.aio_suspend
         self._suspend.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        self._process = os.getpid()
+        self._try_out()
 
     def sync_all(self, fds: Sequence[int], tell: Callable[[list[SyncOutcome]], None]) -> None:
         """Sync the data of these files, and tell the outcomes within milliseconds; return when all are told.
 
         Args:
             fds: Open files.
-            tell: Takes ``(index in fds, error or None)`` of the files whose sync has ended; must not raise, because
-                the library writes to memory of ours until the last sync has ended.
+            tell: Takes ``(index in fds, error or None)`` of the files whose sync has ended; must not raise. Whatever
+                it raises comes out of here when the last sync has ended: until then the descriptors are in use.
         """
-        if not fds:
+        if os.getpid() != self._process:
+            for index, fd in enumerate(fds):
+                tell([(index, _sync_here(fd))])
             return
-        blocks = ctypes.create_string_buffer(_BLOCK_BYTES * len(fds))
-        base, refused = ctypes.addressof(blocks), []
+        blocks = ctypes.create_string_buffer(
+            _BLOCK_BYTES * len(fds)
+        )  # the library writes to it until the last has ended
         running: dict[int, int] = {}
+        try:
+            refused = self._start_all(fds, blocks, running)
+            for index in refused:  # the library had no room for them
+                tell([(index, _sync_here(fds[index]))])
+            while running:
+                if ended := self._wait_for_some(running):
+                    tell(ended)
+        finally:
+            while running:
+                self._wait_for_some(running)
+
+    def _try_out(self) -> None:
+        """Find out whether the library reports a sync that must fail, so that its successes can be believed.
+
+        Raises:
+            OSError: It does not, or not in time.
+        """
+        fds = os.pipe()  # a pipe cannot be synced
+        blocks = ctypes.create_string_buffer(_BLOCK_BYTES)
+        running: dict[int, int] = {}
+        try:
+            self._start_all(fds[1:], blocks, running)
+            patience_until, outcomes = time.monotonic() + _TRIAL_PATIENCE_S, list[SyncOutcome]()
+            while running and time.monotonic() < patience_until:
+                outcomes += self._wait_for_some(running)
+            if running:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(blocks))  # for ever: the library may still write to it
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if [getattr(error, "errno", None) for _, error in outcomes] != [errno.EINVAL]:
+            raise OSError(errno.ENOSYS, f"asynchronous I/O does not work here: a trial ended with {outcomes}")
+
+    def _start_all(self, fds: Sequence[int], blocks: ctypes.Array[ctypes.c_char], running: dict[int, int]) -> list[int]:
+        """Let the syncs begin; note each in ``running``, by its index, and return those that the library refused."""
+        base, refused = ctypes.addressof(blocks), []
         for index, fd in enumerate(fds):
             at = index * _BLOCK_BYTES
             _DESCRIPTOR.pack_into(blocks, at, fd)
             _NOTIFY.pack_into(blocks, at + _NOTIFY_AT, _SIGEV_NONE)
+            running[index] = base + at
             if self._start(os.O_DSYNC, base + at):
+                del running[index]
                 refused.append(index)
-            else:
-                running[index] = base + at
-        for index in refused:  # the library had no room for them
-            tell([(index, _sync_here(fds[index]))])
-        while running:
-            self._wait(next(reversed(running.values())))
-            if ended := self._ended(running):
-                for index, _ in ended:
-                    del running[index]
-                tell(ended)
+        return refused
+
+    def _wait_for_some(self, running: dict[int, int]) -> list[SyncOutcome]:
+        """Wait a little, and take out of ``running`` what has ended."""
+        self._wait(next(reversed(running.values())))
+        ended = self._ended(running)
+        for index, _ in ended:
+            del running[index]
+        return ended
 
     def _wait(self, block: int) -> None:
         """Wait for the sync that began last, by when most others have ended, and not long where it hangs.

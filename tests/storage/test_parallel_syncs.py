@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gym_ray.storage.calls import SyncOutcome
-from gym_ray.storage.local_calls import LocalFileCalls
+from gym_ray.storage.calls import FileCalls, SyncOutcome
+from gym_ray.storage.local_calls import LocalFileCalls, file_calls_for
 from gym_ray.storage.parallel_syncs import ParallelSyncs
 
 CLOSED = 999_999
@@ -76,6 +78,59 @@ def test_many_threads_sync_at_the_same_time(files: list[int]) -> None:
     for thread in threads:
         thread.join(30)
     assert told == [100] * 8
+
+
+def test_nothing_is_let_go_of_before_its_sync_has_ended(files: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = ParallelSyncs()
+    still_running, wait_for_some = [0], syncs._wait_for_some
+
+    def watched(running: dict[int, int]) -> list[SyncOutcome]:
+        ended = wait_for_some(running)
+        still_running[0] = len(running)
+        return ended
+
+    monkeypatch.setattr(syncs, "_wait_for_some", watched)
+
+    def tell(_: list[SyncOutcome]) -> None:
+        raise ValueError("listener")
+
+    with pytest.raises(ValueError, match="listener"):
+        syncs.sync_all(files, tell)
+    assert still_running == [0]
+
+
+FORKED = """
+import os, sys
+from gym_ray.storage import parallel_syncs
+from gym_ray.storage.local_calls import LocalFileCalls, file_calls_for
+from pathlib import Path
+
+fds = [os.open(f"{sys.argv[1]}/f{number}", os.O_RDWR | os.O_CREAT) for number in range(4)]
+parents = LocalFileCalls()
+parents.sync_all(fds, lambda outcomes: None)
+if os.fork() == 0:
+    told, parallel_syncs._TRIAL_PATIENCE_S = [], 0.2
+    parents.sync_all([*fds, 999_999], told.extend)
+    file_calls_for(Path(sys.argv[1])).sync_all([*fds, 999_999], told.extend)
+    print([(index, None if error is None else error.errno) for index, error in told])
+else:
+    _, status = os.wait()
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_syncs_without_the_threads_that_it_does_not_have(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    expected = [(0, None), (1, None), (2, None), (3, None), (4, 9)]
+    assert child.stdout == f"{[*expected, *expected]}\n"
+
+
+def test_a_library_that_calls_everything_a_success_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParallelSyncs, "_ended", lambda _, running: [(index, None) for index in running])
+    with pytest.raises(OSError, match="does not work here"):
+        ParallelSyncs()
+    assert type(file_calls_for(tmp_path)) is FileCalls
 
 
 @pytest.mark.parametrize("count", [1, 3])
