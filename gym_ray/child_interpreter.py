@@ -83,28 +83,43 @@ class ChildInterpreter(Generic[_T]):
         with self._lock:
             if self._closed:
                 raise ChildInterpreterError(f"{self._target}: the child interpreter was closed")
-            try:
-                child = self._child = self._child or self._start()
-                _send(child.to_child, request)
-                succeeded, value = pickle.loads(_receive(child.from_child))  # noqa: S301 - our own child's bytes
-            except (OSError, EOFError, pickle.UnpicklingError) as error:
-                self._end()
-                raise ChildInterpreterError(f"{self._target}: the child interpreter ended: {error!r}") from error
+            succeeded, value = self._ask(request)
         if not succeeded:
             raise value
         result: _T = value
         return result
 
     def close(self) -> None:
-        """End the child; idempotent. A call under way ends first."""
-        with self._lock:
-            self._closed = True
+        """End the child; idempotent. A call under way ends first, but one that lasts five seconds loses its child."""
+        self._closed = True
+        if not self._lock.acquire(timeout=_CLOSE_PATIENCE_S):
+            if (child := self._child) is not None:
+                child.process.kill()
+            self._lock.acquire()
+        try:
             self._end()
+        finally:
+            self._lock.release()
 
     @property
     def pid(self) -> int | None:
         """Process id of the child, None when none runs."""
         return None if self._child is None else self._child.process.pid
+
+    def _ask(self, request: bytes) -> tuple[bool, Any]:
+        """Return the child's answer; under the lock. A child that was asked and not heard must answer nobody else."""
+        heard = False
+        try:
+            child = self._child = self._child or self._start()
+            _send(child.to_child, request)
+            succeeded, value = pickle.loads(_receive(child.from_child))  # noqa: S301 - our own child's bytes
+            heard = True
+        except Exception as error:
+            raise ChildInterpreterError(f"{self._target}: the child interpreter ended: {error!r}") from error
+        finally:
+            if not heard:
+                self._end()
+        return succeeded, value
 
     def _start(self) -> _Child:
         child_reads, we_write = os.pipe()
@@ -139,7 +154,10 @@ def serve(target: str, read: int, write: int) -> None:
                 arguments = pickle.loads(_receive(requests))  # noqa: S301 - our own parent's bytes
             except EOFError:
                 return
-            _send(replies, _outcome(function, arguments))
+            try:
+                _send(replies, _outcome(function, arguments))
+            except BrokenPipeError:
+                os._exit(1)  # the parent was killed: there is nobody to tell, and what is buffered has nowhere to go
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_ray import exact_json
+from gym_ray import child_interpreter, exact_json
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.errors import ChildInterpreterError
 
@@ -65,6 +66,36 @@ def test_arguments_that_do_not_pickle_are_named_and_harm_nothing(dumps: ChildInt
     with pytest.raises(ChildInterpreterError, match="do not pickle"):
         dumps.call(threading.Lock())
     assert dumps.call([]) == b"[]"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), AttributeError("no such class"), KeyboardInterrupt()])
+def test_an_answer_that_was_not_taken_is_given_to_nobody_else(
+    dumps: ChildInterpreter[bytes], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(_: io.BufferedReader) -> bytes:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(child_interpreter, "_receive", fail)
+        with pytest.raises(ChildInterpreterError if isinstance(error, Exception) else type(error)):
+            dumps.call({"whose": "first"})
+    assert dumps.call({"whose": "second"}) == b'{"whose":"second"}'
+
+
+def test_closing_does_not_wait_for_a_child_that_hangs(
+    dumps: ChildInterpreter[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_interpreter, "_CLOSE_PATIENCE_S", 0.1)
+    dumps.call({})
+    assert dumps.pid is not None
+    os.kill(dumps.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(dumps.call, {"large": "x" * 10_000_000})
+        while not dumps._lock.locked():
+            time.sleep(0.001)
+        dumps.close()
+        with pytest.raises(ChildInterpreterError, match="ended"):
+            call.result(20)
 
 
 def test_many_threads_get_their_own_answers(dumps: ChildInterpreter[bytes]) -> None:
