@@ -58,14 +58,31 @@ def test_only_a_local_file_system_gets_the_local_calls(tmp_path: Path, monkeypat
     mounts.write_text(
         "\n".join(
             line.format(point=point, kind=kind)
-            for point, kind in (("/", "ext4"), ("/shared\\040disk", "nfs4"), ("/shared\\040disk/local", "xfs"))
-        )
+            for point, kind in (
+                ("/", "ext4"),
+                ("/shared\\040disk", "nfs4"),
+                ("/shared\\040disk/local", "xfs"),
+                ("/é\\134日本\udcff", "fuse"),
+            )
+        ),
+        "utf-8",
+        "surrogateescape",
     )
     monkeypatch.setattr("gym_ray.storage.local_calls._MOUNTS", mounts)
     assert _file_system(Path("/data/run")) == "ext4"
     assert _file_system(Path("/shared disk/run")) == "nfs4"
     assert _file_system(Path("/shared disk/local/run")) == "xfs"
+    assert _file_system(Path("/é\\日本\udcff/run")) == "fuse"
     assert type(file_calls_for(Path("/data/not/there/yet"))) is LocalFileCalls
     assert type(file_calls_for(Path("/shared disk/run"))) is FileCalls
     monkeypatch.setattr("gym_ray.storage.local_calls._MOUNTS", tmp_path / "missing")
     assert type(file_calls_for(Path("/data"))) is FileCalls
+
+
+def test_a_system_that_forbids_a_call_gets_the_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: LocalFileCalls, path: str) -> os.stat_result:
+        raise PermissionError(path)
+
+    assert type(file_calls_for(tmp_path)) is LocalFileCalls
+    monkeypatch.setattr(LocalFileCalls, "stat", forbidden)
+    assert type(file_calls_for(tmp_path)) is FileCalls
