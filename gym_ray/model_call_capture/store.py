@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class CaptureStore:
     Args:
         root: The directory; created with its parents by the first write.
         calls: The seam to the operating system.
-        lock_timeout_s: How long :meth:`snapshot` waits for an append in progress.
+        lock_timeout_s: How long reading and clearing wait for an append in progress, which a disk may never end.
     """
 
     def __init__(self, root: str | Path, *, calls: FileCalls | None = None, lock_timeout_s: float = 30.0) -> None:
@@ -160,7 +160,7 @@ class CaptureStore:
         """
         path, error = self.path_for(rollout_id), None
         try:
-            data = self._read_bytes(path, self._lock_timeout_s)
+            data = self._read_bytes(path)
         except CaptureError as unreadable:
             data, error = None, str(unreadable)
         # The marker is looked at last: a writer that failed in between has set it by now.
@@ -191,15 +191,15 @@ class CaptureStore:
             return
         try:
             keep_to_owner(self._calls, fd, self._calls.fstat(fd), str(path))
-            self._calls.lock_exclusive(fd, wait=True)
+            self._lock_in_time(lambda: self._calls.lock_exclusive(fd, wait=False))
             self._calls.truncate(fd, 0)
             self._calls.sync(fd)
         finally:
             self._calls.close(fd)
 
-    def _read_bytes(self, path: Path, lock_timeout_s: float | None = None) -> bytes | None:
+    def _read_bytes(self, path: Path) -> bytes | None:
         try:
-            with self._shared(path, lock_timeout_s) as fd:
+            with self._shared(path) as fd:
                 size = self._calls.fstat(fd).st_size
                 return b"".join(self._blocks(fd, size))
         except FileNotFoundError:
@@ -217,21 +217,18 @@ class CaptureStore:
             offset += len(block)
 
     @contextmanager
-    def _shared(self, path: Path, timeout_s: float | None) -> Iterator[int]:
+    def _shared(self, path: Path) -> Iterator[int]:
         fd = self._calls.open(str(path), os.O_RDONLY)
         try:
-            if timeout_s is None:
-                self._calls.lock_shared(fd, wait=True)
-            else:
-                self._lock_until(fd, time.monotonic() + timeout_s)
+            self._lock_in_time(lambda: self._calls.lock_shared(fd, wait=False))
             yield fd
         finally:
             self._calls.close(fd)
 
-    def _lock_until(self, fd: int, deadline: float) -> None:
-        pause = 0.001
-        while not self._calls.lock_shared(fd, wait=False):
+    def _lock_in_time(self, try_lock: Callable[[], bool]) -> None:
+        deadline, pause = time.monotonic() + self._lock_timeout_s, 0.001
+        while not try_lock():
             if time.monotonic() >= deadline:
-                raise OSError(errno.EAGAIN, "a writer has held the lock for too long")
+                raise OSError(errno.EAGAIN, f"a writer has held its lock for more than {self._lock_timeout_s:.3g} s")
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_POLL_S)

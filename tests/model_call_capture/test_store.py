@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,6 +167,19 @@ def test_no_handle_is_left_open(tmp_path: Path) -> None:
     store.mark_incomplete("0-0")
     store.clear("0-0")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("act", [CaptureStore.read, CaptureStore.read_available, CaptureStore.clear])
+def test_nobody_waits_for_ever_for_a_writer_whose_disk_hangs(
+    tmp_path: Path, act: Callable[[CaptureStore, str], object]
+) -> None:
+    store = CaptureStore(tmp_path, lock_timeout_s=0.05)
+    store.record("0-0", {"a": 1})
+    with store.path_for("0-0").open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with pytest.raises(CaptureError, match=r"0-0\.capture\.jsonl.*held its lock for more than 0\.05 s"):
+            act(store, "0-0")
+    assert store.read("0-0") == [{"a": 1}]
 
 
 def test_snapshot_gives_up_at_its_deadline(tmp_path: Path) -> None:
