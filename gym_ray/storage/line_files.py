@@ -101,6 +101,7 @@ class LineFiles:
         self._max_handles = max_handles
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._durable_entries: OrderedDict[str, int] = OrderedDict()
+        self._sync_failed: set[str] = set()
         self._lock = threading.Lock()
         self._directory = _DirectorySync(self._root, self._calls)
 
@@ -128,14 +129,13 @@ class LineFiles:
             WouldWaitError: ``wait`` is false and another holds the lock; ``compose`` was not asked.
             OSError: As :meth:`append`.
         """
-        staged = self.stage(name, compose, wait=wait)
+        staged, problem = self.stage(name, compose, wait=wait), None
         try:
             if staged.end > staged.size:
                 self._calls.sync_data(staged.handle.fd)
-        except BaseException:
-            self._calls.close(staged.handle.fd)  # gives up the lock
-            raise
-        self.settle(staged)
+        except BaseException as error:  # noqa: BLE001 - settling gives up the lock, and raises it
+            problem = error
+        self.settle(staged, problem)
         return staged.offset
 
     def stage(self, name: str, compose: Callable[[], bytes], *, wait: bool) -> StagedAppend:
@@ -175,7 +175,7 @@ class LineFiles:
         """How many files :meth:`sync_all` syncs at the same time."""
         return self._calls.syncs_at_once
 
-    def settle(self, staged: StagedAppend, error: Exception | None = None) -> None:
+    def settle(self, staged: StagedAppend, error: BaseException | None = None) -> None:
         """Do the last part of an append after its sync: make a new file's name durable, give up the lock.
 
         Args:
@@ -187,12 +187,17 @@ class LineFiles:
         """
         handle = staged.handle
         if error is not None:
+            with self._lock:
+                self._sync_failed.add(staged.name)
             self._calls.close(handle.fd)
             raise error
         try:
             if staged.end > staged.size:
                 self._settle_name(staged)
                 handle.clean_end = staged.end
+                if self._sync_failed:
+                    with self._lock:
+                        self._sync_failed.discard(staged.name)
             self._calls.unlock(handle.fd)
         except BaseException:
             self._calls.close(handle.fd)
@@ -249,7 +254,7 @@ class LineFiles:
         if not data:
             return StagedAppend(name, size, size, size, handle)
         offset = size
-        if size and size != handle.clean_end and self._calls.pread(handle.fd, 1, size - 1) != b"\n":
+        if size and size != handle.clean_end and self._may_end_torn(name, handle, size):
             data = b"\n" + data
             offset += 1
         handle.clean_end = -1
@@ -259,6 +264,13 @@ class LineFiles:
             self._cut_back(name, handle, size)
             raise
         return StagedAppend(name, offset, size, size + len(data), handle)
+
+    def _may_end_torn(self, name: str, handle: _Handle, size: int) -> bool:
+        """Whether what follows needs a line feed of its own.
+
+        After a failed sync the kernel may have given up what it shows at the end of the file, line feed and all.
+        """
+        return name in self._sync_failed or self._calls.pread(handle.fd, 1, size - 1) != b"\n"
 
     def _settle_name(self, staged: StagedAppend) -> None:
         """A name is durable only after its directory is; another writer's unfinished creation counts as ours."""

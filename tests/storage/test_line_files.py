@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles, WouldWaitError
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, RecordingCalls
 
@@ -162,6 +163,32 @@ def test_a_failed_sync_is_raised_and_gives_up_lock_and_handle(tmp_path: Path) ->
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(staged.handle.fd)
+    files.close()
+
+
+class FailingSyncs(FileCalls):
+    """Syncs fail on request."""
+
+    failing = False
+
+    def sync_data(self, fd: int) -> None:
+        if self.failing:
+            raise OSError(errno.EIO, "broken")
+        super().sync_data(fd)
+
+
+def test_what_follows_a_failed_sync_does_not_depend_on_the_line_feed_that_may_be_lost(tmp_path: Path) -> None:
+    calls = FailingSyncs()
+    files = LineFiles(tmp_path, calls=calls)
+    assert files.append("f", b"1\n") == 0
+    calls.failing = True
+    with pytest.raises(OSError, match="broken"):
+        files.append("f", b"2\n")
+    calls.failing = False
+    assert files.append("f", b"3\n") == 5
+    assert files.append("f", b"4\n") == 7
+    assert (tmp_path / "f").read_bytes() == b"1\n2\n\n3\n4\n"
+    files.close()
 
 
 def test_another_writers_unsynced_name_is_synced_too(tmp_path: Path) -> None:
