@@ -41,6 +41,10 @@ class FileCalls:
         """Write once; return how many bytes were taken."""
         return os.write(fd, data)
 
+    def write_at(self, fd: int, data: bytes, offset: int) -> int:
+        """Write a few bytes at an offset without moving the file position; return how many were taken."""
+        return os.pwrite(fd, data, offset)
+
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         """Read at an offset without moving the file position."""
         return os.pread(fd, size, offset)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from gym_ray.model_call_capture.open_log import (
     read_open_calls,
     take_dead,
 )
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.local_calls import LocalFileCalls
 from gym_ray.testing.storage_faults import FaultyCalls
 
 
@@ -103,6 +106,30 @@ def test_a_late_line_reaches_no_other_file(tmp_path: Path) -> None:
     with (tmp_path / "other").open("wb"), pytest.raises(OSError, match="is closed"):
         log.begin(call(1), "0-0")
     assert (tmp_path / "other").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", [FileCalls, LocalFileCalls])
+def test_a_log_that_somebody_cut_costs_no_process_and_no_later_line(tmp_path: Path, kind: type[FileCalls]) -> None:
+    log = OpenLog(tmp_path, "s-1.log", calls=kind())
+    log.begin(call(1), "0-0")
+    os.truncate(log.path, 0)
+    log.begin(call(2), "0-1")
+    assert living_open_calls(log.path) == {call(2): "0-1"}
+    log.end([call(1), call(2)])
+    log.close()
+
+
+def test_a_line_that_was_cut_short_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = FileCalls()
+    log = OpenLog(tmp_path, "s-1.log", calls=calls)
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "write_at", lambda fd, data, offset: os.pwrite(fd, data[:5], offset))
+        with pytest.raises(OSError, match="5 bytes of a line"):
+            log.begin(call(1), "0-0")
+    log.begin(call(2), "0-1")
+    assert living_open_calls(log.path) == {call(2): "0-1"}
+    log.end([call(1), call(2)])
+    log.close()
 
 
 def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:

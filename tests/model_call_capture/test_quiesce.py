@@ -46,7 +46,7 @@ def die(writer: CaptureWriter) -> None:
     """Leave a writer's log and registration behind as a killed process would."""
     running = writer._running
     assert running is not None
-    running.open_log._map.close()
+    running.open_log._closed = True
     running.open_log._calls.close(running.open_log._fd)
 
 

@@ -63,7 +63,7 @@ def abandon(writer: CaptureWriter) -> None:
     """Leave a writer's log and registration behind as a killed process would: the lock is gone, nothing is ended."""
     running = writer._running
     assert running is not None
-    running.open_log._map.close()
+    running.open_log._closed = True
     running.open_log._calls.close(running.open_log._fd)
 
 
