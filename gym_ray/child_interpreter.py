@@ -151,16 +151,20 @@ def serve(target: str, read: int, write: int) -> None:
     with os.fdopen(read, "rb") as requests, os.fdopen(write, "wb") as replies:
         while True:
             try:
-                arguments = pickle.loads(_receive(requests))  # noqa: S301 - our own parent's bytes
+                request = _receive(requests)
             except EOFError:
                 return
             try:
-                _send(replies, _outcome(function, arguments))
+                _send(replies, _outcome(function, request))
             except BrokenPipeError:
                 os._exit(1)  # the parent was killed: there is nobody to tell, and what is buffered has nowhere to go
 
 
-def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+def _outcome(function: Callable[..., Any], request: bytes) -> bytes:
+    try:
+        arguments = pickle.loads(request)  # noqa: S301 - our own parent's bytes
+    except Exception as error:  # noqa: BLE001 - a class that only the parent has ends no child
+        return pickle.dumps((False, ChildInterpreterError(f"the arguments do not unpickle: {error!r}")))
     try:
         return pickle.dumps((True, function(*arguments)), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001 - it is raised where the call was made

@@ -68,6 +68,23 @@ def test_arguments_that_do_not_pickle_are_named_and_harm_nothing(dumps: ChildInt
     assert dumps.call([]) == b"[]"
 
 
+class OnlyHere:
+    """A class that the child cannot import, as those of a script are."""
+
+
+def test_arguments_that_only_we_can_read_are_named_and_end_no_child(
+    dumps: ChildInterpreter[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps.call(1)
+    pid = dumps.pid
+    monkeypatch.setattr(OnlyHere, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "OnlyHere", OnlyHere, raising=False)
+    with pytest.raises(ChildInterpreterError, match=r"do not unpickle.*OnlyHere"):
+        dumps.call(OnlyHere())
+    assert dumps.call(2) == b"2"
+    assert dumps.pid == pid
+
+
 @pytest.mark.parametrize("error", [MemoryError(), AttributeError("no such class"), KeyboardInterrupt()])
 def test_an_answer_that_was_not_taken_is_given_to_nobody_else(
     dumps: ChildInterpreter[bytes], monkeypatch: pytest.MonkeyPatch, error: BaseException
