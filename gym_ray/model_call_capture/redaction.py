@@ -45,8 +45,8 @@ class Redactor:
     r"""Finds and replaces secrets in raw records; immutable, safe for any number of threads.
 
     Args:
-        secrets: Texts replaced wherever they stand, plainly or with JSON escapes (``\u002d``, ``\/``), in JSON
-            inside of JSON strings as well. Empty ones are left out.
+        secrets: Texts replaced wherever they stand, plainly, with JSON escapes (``\u002d``, ``\/``) or as a header
+            holds them, in JSON inside of JSON strings as well. Empty ones are left out.
         keys: JSON keys, any case and any depth, JSON inside of strings included, whose text, number or boolean is
             replaced. Objects and arrays under them are looked into as usual; null stays.
         patterns: Regular expressions whose matches in texts, and in keys, are replaced.
@@ -60,8 +60,9 @@ class Redactor:
         self, secrets: Sequence[str], *, keys: Sequence[str] = (), patterns: Sequence[str] = (), digest_key: bytes
     ) -> None:
         self._digest_key = digest_key
-        known = sorted({secret for secret in secrets if secret}, key=lambda secret: (-len(secret), secret))
-        self._marks = [secret_digest(secret, digest_key) for secret in known]
+        meant = {_in_a_header(secret): secret for secret in secrets} | {secret: secret for secret in secrets}
+        known = sorted((form for form in meant if form), key=lambda form: (-len(form), form))
+        self._marks = [secret_digest(meant[form], digest_key) for form in known]
         self._secret_forms = re.compile("|".join(f"({_any_form(secret)})" for secret in known)) if known else None
         self._anchors = [_anchor(secret) for secret in known]
         self._escapes = _escapes_of("".join(known))
@@ -74,7 +75,7 @@ class Redactor:
 
     def __repr__(self) -> str:
         """Say how much is looked for, never what."""
-        return f"Redactor({len(self._marks)} secrets, {len(self._keys)} keys, {len(self._patterns)} patterns)"
+        return f"Redactor({len(set(self._marks))} secrets, {len(self._keys)} keys, {len(self._patterns)} patterns)"
 
     def concerns(self, line: bytes) -> bool:
         """Whether an encoded record may hold anything to take out; false is certain, and cheap to find."""
@@ -185,6 +186,11 @@ class Redactor:
                 parts += [text[done : match.end()], quote, secret_digest(value, self._digest_key), quote]
                 done = end
         return "".join([*parts, text[done:]])
+
+
+def _in_a_header(secret: str) -> str:
+    """Return how a text looks in the value of a header, which is Latin-1, when the client sent it as UTF-8."""
+    return secret.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _any_form(secret: str) -> str:

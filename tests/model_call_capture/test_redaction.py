@@ -65,6 +65,15 @@ def test_a_secret_is_found_in_every_place_a_client_or_an_engine_can_write() -> N
     assert record["usage"] == {"note": MARK, "prompt_tokens": 3}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_secret_of_any_characters_is_found_in_a_header(encoding: str) -> None:
+    found, secret = exchange_of(b"{}"), "clé-über-42"
+    found.client_session_id = f"a {secret}".encode(encoding).decode("latin-1")
+    record = json.loads(encode_exchange(found, redactor(secret)))
+    assert record["client_session_id"] == f"a {secret_digest(secret, KEY)}"
+    assert repr(redactor(secret)).startswith("Redactor(1 secrets")
+
+
 def test_a_secret_is_found_in_bodies_that_are_kept_as_text() -> None:
     record = record_of(redactor(), f'["{SECRET}", 1'.encode(), f"<html>{SECRET}</html>".encode())
     assert (record["request_raw"], record["response_raw"]) == (f'["{MARK}", 1', f"<html>{MARK}</html>")
