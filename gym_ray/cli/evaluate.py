@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from gym_ray.rollouts.rows import RowOptions, read_rows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, RunStart
 from gym_ray.server_directory import ServerDirectory
-from gym_ray.settings import RunSettings, settings_from_yaml
+from gym_ray.settings import RunSettings, ServerSettings, settings_from_yaml
 from gym_ray.storage.posix import PosixStore
 
 __all__ = ["eval_app"]
@@ -66,10 +66,17 @@ def run(
         "num_samples_in_parallel": concurrency,
     }
     tokens = [f"++{key}={_literal(value)}" for key, value in flags.items() if value is not None]
-    settings = read_settings(config, resources_server, model_type, [*tokens, *ctx.args])
+    found: list[_Found] = []
+
+    def running(settings: RunSettings) -> Mapping[str, ServerSettings]:
+        found.append(_Found.at(settings))
+        return found[0].settings.servers
+
+    elsewhere = running if no_serve else None
+    settings = read_settings(config, resources_server, model_type, [*tokens, *ctx.args], elsewhere)
     head = None
-    if no_serve:
-        settings, head = _join_head(settings)
+    if found:
+        settings, head = found[0].joined(settings)
     else:
         require_servers(settings)
     plan = _Plan.of(settings)
@@ -93,24 +100,45 @@ class _Head:
     run_token: str
 
 
-def _join_head(settings: RunSettings) -> tuple[RunSettings, _Head]:
-    """Take servers and agents from a running head; the capture settings of both sides must agree (D60, D130)."""
-    host, port = settings.head_server.host, settings.head_server.port
-    document, directory, theirs = read_head(host, port)
-    ours = capture_settings(settings)
-    for key, value in theirs.items():
-        if ours.get(key) != value:
-            raise SettingsError(
-                "command line",
-                key,
-                f"is {ours.get(key)!r} here and {value!r} at the servers of {host}:{port}",
-                f"pass ++{key}={value} here, or start the servers with the value of here",
-            )
-    head = settings_from_yaml(document, f"http://{host}:{port}")
-    if not directory.models and not directory.resources:
-        raise RunNotFoundError(f"http://{host}:{port}: its run has no servers")
-    joined = settings.with_servers({**head.servers, **settings.servers})
-    return joined, _Head(directory, read_token(user_cache_dir(), host, port))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the head server of a running run says (D60, D130)."""
+
+    where: str
+    settings: RunSettings
+    head: _Head
+    capture: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, settings: RunSettings) -> _Found:
+        """Ask the head server that ``settings`` name.
+
+        Raises:
+            RunNotFoundError: None answers there, or its run has no servers.
+        """
+        host, port = settings.head_server.host, settings.head_server.port
+        document, directory, capture = read_head(host, port)
+        theirs = settings_from_yaml(document, f"http://{host}:{port}")
+        if not directory.models and not directory.resources:
+            raise RunNotFoundError(f"http://{host}:{port}: its run has no servers")
+        return cls(f"{host}:{port}", theirs, _Head(directory, read_token(user_cache_dir(), host, port)), capture)
+
+    def joined(self, settings: RunSettings) -> tuple[RunSettings, _Head]:
+        """Take servers and agents from there; the capture settings of both sides must agree.
+
+        Raises:
+            SettingsError: They do not.
+        """
+        ours = capture_settings(settings)
+        for key, value in self.capture.items():
+            if ours.get(key) != value:
+                raise SettingsError(
+                    "command line",
+                    key,
+                    f"is {ours.get(key)!r} here and {value!r} at the servers of {self.where}",
+                    f"pass ++{key}={value} here, or start the servers with the value of here",
+                )
+        return settings.with_servers({**self.settings.servers, **settings.servers}), self.head
 
 
 @dataclass(frozen=True, slots=True)

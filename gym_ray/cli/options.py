@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gym_ray.settings import RunSettings, load_settings, server_config_paths
+from gym_ray.settings import RunSettings, ServerSettings, load_settings, server_config_paths
 
 __all__ = ["Config", "ModelType", "ResourcesServer", "Verbose", "read_settings"]
 
@@ -33,8 +33,11 @@ def read_settings(
     resources_servers: Sequence[str] | None,
     model_type: str | None,
     overrides: Sequence[str],
+    elsewhere: Callable[[RunSettings], Mapping[str, ServerSettings]] | None = None,
 ) -> RunSettings:
     """Merge the named files, ``env.yaml`` of the working directory and the overrides (D127).
+
+    ``elsewhere`` returns the servers that run already, which the settings may refer to.
 
     Raises:
         SettingsError: Something is wrong; one line names file, key, fault and remedy.
@@ -44,5 +47,9 @@ def read_settings(
     )
     env_file = Path("env.yaml")
     return load_settings(
-        paths, list(overrides), env_file=env_file if env_file.exists() else None, environ=dict(os.environ)
+        paths,
+        list(overrides),
+        env_file=env_file if env_file.exists() else None,
+        environ=dict(os.environ),
+        elsewhere=elsewhere,
     )

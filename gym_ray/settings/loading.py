@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ _PLAIN_WORDS = {
     "string_type": "should be text",
     "tuple_type": "should be a list",
 }
+Elsewhere = Callable[[RunSettings], Mapping[str, ServerSettings]]
 _CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path, or observability_enabled to false"
 
 
@@ -41,6 +42,7 @@ def load_settings(
     *,
     env_file: Path | None = None,
     environ: Mapping[str, str],
+    elsewhere: Elsewhere | None = None,
 ) -> RunSettings:
     """Read, merge and check the settings of a run (D126, D127).
 
@@ -49,12 +51,13 @@ def load_settings(
         overrides: Command-line tokens such as ``++limit=5``; they win over everything.
         env_file: File with credentials; None means ``env.yaml`` in the working directory, if it is there.
         environ: What ``${oc.env:VAR}`` reads.
+        elsewhere: Returns servers that run already, which these may refer to; asked when all else is right.
 
     Raises:
         SettingsError: Something is wrong. The message has one line for each mistake: file and line, or
             ``command line``; key; what is wrong; what would be right.
     """
-    return settings_from_document(compose(config_paths, overrides, env_file=env_file, environ=environ))
+    return settings_from_document(compose(config_paths, overrides, env_file=env_file, environ=environ), elsewhere)
 
 
 def settings_from_yaml(text: str, where: str) -> RunSettings:
@@ -70,8 +73,12 @@ def settings_from_yaml(text: str, where: str) -> RunSettings:
     return settings_from_document(Document.of([parse_yaml(text, where)], {}))
 
 
-def settings_from_document(document: Document) -> RunSettings:
+def settings_from_document(document: Document, elsewhere: Elsewhere | None = None) -> RunSettings:
     """Check a merged document.
+
+    Args:
+        document: The document.
+        elsewhere: Returns servers that run already, which these may refer to.
 
     Raises:
         SettingsError: It has mistakes; all of them are listed.
@@ -92,7 +99,8 @@ def settings_from_document(document: Document) -> RunSettings:
     except SettingsError as mistake:
         mistakes.append(mistake)
     if not mistakes and settings is not None:
-        mistakes = _wrong_references(settings, document)
+        known = {} if elsewhere is None else elsewhere(settings)
+        mistakes = _wrong_references(settings, settings.with_servers({**known, **settings.servers}), document)
     if mistakes or settings is None:
         raise combine(mistakes)
     return settings
@@ -176,15 +184,15 @@ def _known_fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str
     return list(model.model_fields)
 
 
-def _wrong_references(settings: RunSettings, document: Document) -> list[SettingsError]:
+def _wrong_references(settings: RunSettings, known: RunSettings, document: Document) -> list[SettingsError]:
     mistakes = []
     for server in settings.servers.values():
         path = (server.name, server.type, server.implementation)
         for field, reference in server.options.references().items():
-            mistake = _wrong_reference((*path, field), reference, settings, document)
+            mistake = _wrong_reference((*path, field), reference, known, document)
             if mistake is not None:
                 mistakes.append(mistake)
-    agents = settings.servers_of("responses_api_agents")
+    agents = known.servers_of("responses_api_agents")
     if agents and settings.agent_name is not None and settings.agent_name not in agents:
         problem = f"no agent is called {settings.agent_name!r}"
         hint = did_you_mean(settings.agent_name, agents)

@@ -381,3 +381,19 @@ def test_a_secret_that_stands_elsewhere_is_not_shown() -> None:
 
 def test_scratch_space_is_for_interpolation_only() -> None:
     assert load("_root: /data\ninput_jsonl_fpath: ${_root}/in.jsonl\n").input_jsonl_fpath == Path("/data/in.jsonl")
+
+
+def test_servers_that_run_elsewhere_may_be_referred_to(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.yaml"
+    agent.write_text(
+        "mine:\n  responses_api_agents:\n    command_agent:\n      command: [x]\n"
+        "      model_server: {type: responses_api_models, name: policy_model}\n"
+    )
+    models = tmp_path / "models.yaml"
+    models.write_text("policy_model:\n  responses_api_models:\n    local_model: {}\n")
+    theirs = load_settings([models], environ={}).servers
+    assert set(load_settings([agent], environ={}, elsewhere=lambda settings: theirs).servers) == {"mine"}
+    with pytest.raises(SettingsError, match=r"agent\.yaml:5: mine\..*there is no server 'policy_model'"):
+        load_settings([agent], environ={}, elsewhere=lambda settings: {})
+    with pytest.raises(SettingsError, match="no agent is called 'other'"):
+        load_settings([agent], ["++agent_name=other"], environ={}, elsewhere=lambda settings: theirs)
