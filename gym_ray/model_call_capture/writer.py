@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -276,7 +277,8 @@ class CaptureWriter:
         self._end_in_log([ticket.exchange.call_id for ticket in tickets if ticket.error is None])
         if self._quiesce_waiters:
             for loop, changed in list(self._quiesce_waiters):
-                loop.call_soon_threadsafe(changed.set)
+                with suppress(RuntimeError):  # a loop that has ended, and its wait with it
+                    loop.call_soon_threadsafe(changed.set)
 
     def _mark_failed(self, tickets: Sequence[Ticket]) -> None:
         lost: dict[str, list[str]] = {}

@@ -134,6 +134,22 @@ async def test_quiesce_waits_for_open_calls(writer: CaptureWriter) -> None:
     await writer.commit(other)
 
 
+async def test_a_wait_on_a_loop_that_ended_keeps_nobody_else_waiting(
+    writer: CaptureWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = begin(writer, "0-0")
+    ended = asyncio.new_event_loop()
+    await asyncio.to_thread(ended.close)
+    writer._quiesce_waiters.add((ended, asyncio.Event()))
+    waiting = asyncio.create_task(writer.quiesce(["0-0"], 20.0))
+    await until(lambda: len(writer._quiesce_waiters) == 2)
+    await writer.commit(exchange)
+    async with asyncio.timeout(10):
+        assert (await waiting)["rollouts"]["0-0"]["open"] == []
+    await asyncio.to_thread(writer.close)
+    assert caplog.text == ""
+
+
 async def test_forget_drops_the_list(writer: CaptureWriter) -> None:
     await writer.commit(begin(writer))
     assert len((await writer.quiesce(["0-0"], 0))["rollouts"]["0-0"]["recorded"]) == 1
