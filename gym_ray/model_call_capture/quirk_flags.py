@@ -11,6 +11,7 @@ from typing import Any
 
 from gym_ray.dialects import reading
 from gym_ray.dialects.stream_facts import INVALID_UTF8, stream_facts
+from gym_ray.model_call_capture.redaction import SPELLED_OUT
 from gym_ray.model_call_capture.verdict import STREAM_TRUNCATED, UPSTREAM_ERROR
 
 __all__ = [
@@ -72,6 +73,8 @@ def _text(exchange: Mapping[str, Any], name: str) -> str:
 
 def _flags_of_answer(exchange: Mapping[str, Any], raw: str) -> set[str]:
     """Return what the kept text of an answer shows; a stream is known by how it is kept, or by how it begins."""
+    if raw == SPELLED_OUT:
+        return set()  # the stream itself was not kept, so nothing is known of its events
     dialect = exchange.get("dialect")
     is_stream = bool(raw) and isinstance(exchange.get("response"), dict)
     is_stream = is_stream or exchange.get("error_category") == STREAM_TRUNCATED

@@ -4,8 +4,8 @@ The run's own credentials are always looked for, by exact match; values under ch
 regular expressions only when the settings name them. What is taken out leaves a keyed digest, so that equal secrets can
 still be joined and none can be guessed from a file. A record that cannot be redacted must not be written.
 
-A secret that a stream spells out over several events is found in the answer that is put together from them, not in the
-stream's own bytes, where no single text holds it.
+A secret that a stream spells out over several events is found in the answer that is put together from them. No single
+text of the stream's own bytes holds it, so such bytes are left out as a whole.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_ray import exact_json
+from gym_ray.model_call_capture.spelled_out import delta_texts
 
-__all__ = ["Redactor", "secret_digest"]
+__all__ = ["SPELLED_OUT", "Redactor", "secret_digest"]
+
+SPELLED_OUT = "[redacted: a secret is spelled out over several events]"
+"""Stands for the bytes of a stream that cannot be kept."""
 
 _DIGEST_BYTES = 8
 _LONGEST_DIGEST_KEY = 64
@@ -103,8 +107,15 @@ class Redactor:
                 clean[name] = self._value(clean[name])
         for name in ("request_raw", "response_raw"):
             if name in clean:
-                clean[name] = self._raw(clean[name])
+                clean[name] = SPELLED_OUT if self._spelled_out(clean[name]) else self._raw(clean[name])
         return clean
+
+    def _spelled_out(self, raw: str) -> bool:
+        """Whether the pieces of a stream hide less one by one than put together."""
+        return any(
+            len(pieces) > 1 and self._text("".join(pieces)) != "".join(self._text(piece) for piece in pieces)
+            for pieces in delta_texts(raw)
+        )
 
     def _value(self, value: Any) -> Any:
         """Return a parsed JSON value without secrets."""

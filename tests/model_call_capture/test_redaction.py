@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray import exact_json
+from gym_ray.dialects.replay import replay_frames
 from gym_ray.model_call_capture.exchange import Exchange, PublishedUsage, encode_exchange
-from gym_ray.model_call_capture.redaction import Redactor, secret_digest
+from gym_ray.model_call_capture.quirk_flags import quirk_flags
+from gym_ray.model_call_capture.redaction import SPELLED_OUT, Redactor, secret_digest
 
 SECRET = "sk-FAKE/123"
 KEY = b"digest key"
@@ -88,7 +90,63 @@ def test_a_secret_is_found_in_a_stream_and_in_what_is_put_together_from_it() -> 
 def test_a_secret_that_a_stream_spells_out_is_found_in_what_is_put_together_from_it() -> None:
     record = record_of(redactor(), b"{}", chunk("a sk-FA") + chunk("KE/123 b") + DONE, is_sse=True)
     assert record["response"]["choices"][0]["message"]["content"] == f"a {MARK} b"
-    assert SECRET not in json.dumps(record)
+    assert record["response_raw"] == SPELLED_OUT
+    assert quirk_flags(record) == ()
+
+
+def spelled(dialect: str, text: str) -> bytes:
+    """A stream that says ``text`` one character an event, and in one piece wherever its dialect repeats it."""
+    answers: dict[str, Any] = {
+        "chat": {"id": "c", "model": "m", "choices": [{"message": {"content": text}, "finish_reason": "stop"}]},
+        "messages": {"id": "m", "content": [{"type": "text", "text": text}], "stop_reason": "end_turn"},
+        "responses": {
+            "id": "r",
+            "status": "completed",
+            "output": [{"id": "i", "type": "message", "content": [{"type": "output_text", "text": text}]}],
+        },
+    }
+    frames = []
+    for frame in replay_frames(dialect, answers[dialect]):
+        head, _, data = frame.partition(b"data: ")
+        payload = {} if data.startswith(b"[DONE]") else json.loads(data)
+        place = payload if isinstance(payload.get("delta"), str) else payload.get("delta") or {}
+        place = payload["choices"][0]["delta"] if payload.get("choices") else place
+        name = next((key for key in ("content", "text", "delta") if place.get(key) == text), None)
+        for character in text if name is not None else [None]:
+            if character is not None:
+                place[name] = character
+            frames.append(frame if character is None else head + b"data: " + json.dumps(payload).encode() + b"\n\n")
+    return b"".join(frames)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+@pytest.mark.parametrize(
+    ("options", "text", "hidden"),
+    [
+        ({}, f"it is {SECRET}.", SECRET),
+        ({"patterns": ["AIza[a-z]{6}"]}, "it is AIzaabcdef.", "AIzaabcdef"),
+        ({"keys": ["password"]}, '{"password": "hunter22", "x": 1}', "hunter22"),
+    ],
+)
+def test_a_stream_that_spells_a_secret_out_keeps_the_answer_only(
+    dialect: str, options: dict[str, Any], text: str, hidden: str
+) -> None:
+    found = exchange_of(b"{}", spelled(dialect, text), is_sse=True)
+    found.dialect = dialect
+    record = json.loads(encode_exchange(found, Redactor([SECRET], digest_key=KEY, **options)))
+    assert record["response_raw"] == SPELLED_OUT
+    assert hidden not in json.dumps(record)
+    assert "[redacted:" in json.dumps(record["response"])
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+def test_a_stream_that_spells_no_secret_is_kept_whole(dialect: str) -> None:
+    stream = spelled(dialect, f"no secret at all: {SECRET[:-1]}")
+    found = exchange_of(SECRET.encode(), stream, is_sse=True)
+    found.dialect = dialect
+    options = {"patterns": ["AIza[a-z]{6}"], "keys": ["password"]}
+    record = json.loads(encode_exchange(found, Redactor([SECRET], digest_key=KEY, **options)))
+    assert record["response_raw"] == stream.decode()
 
 
 @pytest.mark.parametrize(
