@@ -98,6 +98,7 @@ def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = 
         except ImportError as error:
             raise ClusterError(f"Ray cannot be imported: {error}; install it with `pip install gym-ray`") from error
         interrupts.check()
-        with connected(namespace, address=address, num_cpus=num_cpus, log_level=level):
+        # Ray takes SIGTERM for itself when it starts, and would end the command in the middle of anything.
+        with connected(namespace, address=address, num_cpus=num_cpus, log_level=level), interrupts.counted():
             interrupts.check()
             yield interrupts

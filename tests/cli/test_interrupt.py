@@ -91,10 +91,16 @@ def check_evidence(tmp_path: Path) -> None:
         assert [call["response_id"] for call in record["ng_model_call_capture"]["calls"]] == record["answers"]
 
 
-def test_ctrl_c_stores_what_has_ended(tmp_path: Path, start: Callable[[], subprocess.Popen[str]]) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
+def test_what_has_ended_is_stored_when_a_run_is_told_to_stop(
+    tmp_path: Path, start: Callable[[], subprocess.Popen[str]], told: signal.Signals
+) -> None:
     process = start()
     wait_for_records(tmp_path / "out.jsonl", 4, process)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group, Ray's processes included
+    if told == signal.SIGINT:
+        os.killpg(process.pid, told)  # a terminal sends it to the whole group, Ray's processes included
+    else:
+        process.send_signal(told)  # `kill` reaches the command alone
     out, err = process.communicate(timeout=150)
     assert process.returncode == 130, err
     assert "Traceback" not in err
