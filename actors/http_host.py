@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 from starlette.types import ASGIApp
 
 from gym_ray.actors.health import Watched
 from gym_ray.errors import GymRayError, ServerStartError
-from gym_ray.model_server.serving import AppServer
+from gym_ray.model_server.serving import AppServer, tune_collector
 
 __all__ = ["HttpHost"]
 
@@ -39,9 +38,7 @@ class HttpHost(Watched):
             server = AppServer(await self._open(), self._host, self._port)
             self._server = server
             port = await server.start()
-            # What exists now lives as long as the process; the collector need not walk it again every few calls.
-            gc.collect()
-            gc.freeze()
+            tune_collector()
         except GymRayError as error:
             raise ServerStartError(f"{self._name}: {error}") from error
         return f"http://{self._host}:{port}"

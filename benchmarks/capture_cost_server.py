@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
+from gym_ray.model_server.serving import tune_collector
 from gym_ray.storage.calls import FileCalls, SyncOutcome
 from gym_ray.storage.local_calls import file_calls_for
 
@@ -221,8 +221,7 @@ def main() -> None:
     if writer is not None:
         writer.start()
         calls.clear()
-    gc.collect()
-    gc.freeze()  # as the actor that hosts a model server does
+    tune_collector()  # as the actor that hosts a model server does
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     print("PORT", listening.getsockname()[1], flush=True)
     config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_level="warning")

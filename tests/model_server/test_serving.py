@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import signal
 import socket
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -197,3 +199,17 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
 def test_port_and_url_before_the_start_are_errors() -> None:
     with pytest.raises(ServerStartError, match="not been started"):
         _ = AppServer(_app()).url
+
+
+def test_a_tuned_collector_leaves_what_exists_alone_and_still_finds_circles() -> None:
+    code = (
+        "import gc, weakref\n"
+        "from gym_ray.model_server.serving import tune_collector\n"
+        "tune_collector()\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 0\n"
+        "class Circle: pass\n"
+        "circle = Circle(); circle.itself = circle; seen = weakref.ref(circle); del circle\n"
+        "kept = [[] for _ in range(3 * gc.get_threshold()[0])]\n"
+        "assert seen() is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
