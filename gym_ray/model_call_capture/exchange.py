@@ -29,12 +29,15 @@ __all__ = [
     "encode_exchange",
     "encode_with_record",
     "publish_execution_facts",
+    "publish_request",
     "publish_usage",
     "read_execution_facts",
+    "read_published_request",
     "read_published_usage",
 ]
 
 _FACTS_KEY = "gym_ray.execution_facts"
+_REQUEST_KEY = "gym_ray.parsed_request"
 _USAGE_KEY = "gym_ray.usage"
 _TOO_LARGE = 413
 _DEEPEST_LEVELS = 254
@@ -97,6 +100,22 @@ def read_published_usage(state: Mapping[str, Any]) -> PublishedUsage | None:
     return published if isinstance(published, PublishedUsage) else None
 
 
+def publish_request(scope: MutableMapping[str, Any], body: dict[str, Any]) -> None:
+    """Leave the parsed body of a request for its capture, which then need not parse the same bytes again.
+
+    Args:
+        scope: The ASGI scope.
+        body: What :func:`gym_ray.exact_json.loads` made of the whole body; nobody changes it from now on.
+    """
+    scope.setdefault("state", {})[_REQUEST_KEY] = body
+
+
+def read_published_request(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parsed body that the handler published for this request, or None."""
+    published = state.get(_REQUEST_KEY)
+    return published if isinstance(published, dict) else None
+
+
 @dataclass(slots=True)
 class Exchange:
     """One HTTP request on an observed path and its answer; filled by the middleware, read by a commit thread.
@@ -111,6 +130,7 @@ class Exchange:
         disconnected: The handler was told that the client has gone.
         error: What the handler raised.
         usage: What the handler published about its tokens, None when it published nothing.
+        parsed_request: The request as a JSON object, if the handler published it.
     """
 
     call_id: str
@@ -130,6 +150,7 @@ class Exchange:
     error: BaseException | None = None
     facts: ExecutionFacts | None = None
     usage: PublishedUsage | None = None
+    parsed_request: dict[str, Any] | None = None
     request: list[bytes] = field(default_factory=list)
     response: list[bytes] = field(default_factory=list)
 
@@ -167,7 +188,9 @@ def build_exchange_record(exchange: Exchange, *, deepest_body_levels: int | None
     """
     request_body = b"".join(exchange.request)
     response_body = b"".join(exchange.response)
-    request = exact_json.loads_object(request_body) if request_body else None
+    request = exchange.parsed_request
+    if request is None and request_body:
+        request = exact_json.loads_object(request_body)
     if exchange.is_sse:
         response = reassemble(exchange.dialect, response_body)
     else:

@@ -18,7 +18,12 @@ from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.model_call_capture.acks import Deadlines
-from gym_ray.model_call_capture.exchange import Exchange, read_execution_facts, read_published_usage
+from gym_ray.model_call_capture.exchange import (
+    Exchange,
+    read_execution_facts,
+    read_published_request,
+    read_published_usage,
+)
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_call_capture.writer import CaptureWriter
 
@@ -208,6 +213,7 @@ class _Recording:
         exchange.latency_ms = round((ended_at - self._begun_at) * 1000, 2)
         exchange.facts = read_execution_facts(self._state)
         exchange.usage = read_published_usage(self._state)
+        exchange.parsed_request = read_published_request(self._state)
 
     async def _receive(self) -> Message:
         message = await self._outer_receive()

@@ -42,6 +42,7 @@ class Ticket:
         line, self.outcome = self.encoder.encode(self.exchange)
         for pieces in bodies:
             pieces.clear()  # the line has their bytes
+        self.exchange.parsed_request = None
         return line
 
     def wanted(self) -> bool:

@@ -29,6 +29,7 @@ from gym_ray.correlation import split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, InvalidRequestError
 from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
+from gym_ray.model_call_capture.exchange import publish_request
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
 from gym_ray.model_server.disconnect import CancelOnDisconnect
@@ -49,6 +50,8 @@ __all__ = ["AppOptions", "build_app"]
 _log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
+_SHARED_BYTES = 128 * 1024
+"""A larger request is not kept in its parsed form for the capture: that takes several times its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ class _Service:
             body = await self._parse(raw, dialect)
         except InvalidBodyError as problem:
             return invalid_body_response(dialect, problem)
+        if isinstance(body, dict) and len(raw) <= _SHARED_BYTES:
+            publish_request(request.scope, body)
         if dialect not in self._forwarded:
             return await self._bridged.respond(request, dialect, body, len(raw))
         return await self._forward(request, EngineRequest(dialect, body, raw, *_passed_on(request)))

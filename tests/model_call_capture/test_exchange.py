@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from gym_ray import exact_json
-from gym_ray.model_call_capture.exchange import Exchange, PublishedUsage, encode_exchange
+from gym_ray.model_call_capture.exchange import (
+    Exchange,
+    PublishedUsage,
+    encode_exchange,
+    publish_request,
+    read_published_request,
+)
 from gym_ray.model_call_capture.lines import parse_lines
 
 DEPTHS = [*range(245, 262), 300, 480, 500, 600, 990, 1019, 1020, 1021, 1022, 1023, 1024, 1025, 3000, 20_000, 200_000]
@@ -84,3 +91,15 @@ def test_a_whole_request_that_the_engine_finds_too_large_is_kept() -> None:
     exchange.status = 413
     (((_, record),), _) = parse_lines(encode_exchange(exchange))
     assert record["request"] == {"a": 1}
+
+
+def test_a_parsed_request_is_taken_as_it_is_and_any_other_is_parsed() -> None:
+    exchange = exchange_of(b'{"a":1}', b'{"choices":[{"index":0}]}')
+    exchange.parsed_request = {"a": 1}
+    shared = encode_exchange(exchange)
+    exchange.parsed_request = None
+    assert encode_exchange(exchange) == shared
+    assert read_published_request({}) is None
+    scope: dict[str, Any] = {}
+    publish_request(scope, {"a": 2})
+    assert read_published_request(scope["state"]) == {"a": 2}
