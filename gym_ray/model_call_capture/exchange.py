@@ -32,8 +32,8 @@ __all__ = [
     "publish_request",
     "publish_usage",
     "read_execution_facts",
-    "read_published_request",
     "read_published_usage",
+    "take_published_request",
 ]
 
 _FACTS_KEY = "gym_ray.execution_facts"
@@ -110,9 +110,9 @@ def publish_request(scope: MutableMapping[str, Any], body: dict[str, Any]) -> No
     scope.setdefault("state", {})[_REQUEST_KEY] = body
 
 
-def read_published_request(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parsed body that the handler published for this request, or None."""
-    published = state.get(_REQUEST_KEY)
+def take_published_request(state: MutableMapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parsed body that the handler published for this request, or None; it is large, so it is let go of."""
+    published = state.pop(_REQUEST_KEY, None)
     return published if isinstance(published, dict) else None
 
 

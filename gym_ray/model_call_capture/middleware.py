@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import anyio
@@ -21,8 +21,8 @@ from gym_ray.model_call_capture.acks import Deadlines
 from gym_ray.model_call_capture.exchange import (
     Exchange,
     read_execution_facts,
-    read_published_request,
     read_published_usage,
+    take_published_request,
 )
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_call_capture.writer import CaptureWriter
@@ -165,7 +165,7 @@ class _Recording:
         self._held: list[Message] = []
         self._begun_at = 0.0
         self._answered_at = (0.0, 0.0)
-        self._state: Mapping[str, Any] = {}
+        self._state: MutableMapping[str, Any] = {}
         self._end_expected = False
         self._early: asyncio.Task[None] | None = None
         self._put_together = 0
@@ -213,7 +213,7 @@ class _Recording:
         exchange.latency_ms = round((ended_at - self._begun_at) * 1000, 2)
         exchange.facts = read_execution_facts(self._state)
         exchange.usage = read_published_usage(self._state)
-        exchange.parsed_request = read_published_request(self._state)
+        exchange.parsed_request = take_published_request(self._state)
 
     async def _receive(self) -> Message:
         message = await self._outer_receive()

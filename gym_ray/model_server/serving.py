@@ -22,7 +22,7 @@ from gym_ray.errors import ServerStartError
 __all__ = ["AppServer", "tune_collector"]
 
 _BACKLOG = 2048
-_COLLECT_EVERY_OBJECTS = 50_000
+_COLLECT_EVERY_OBJECTS = 20_000
 _LAST_PORT = 65535
 _TICK_S = 0.1
 """uvicorn counts on this pace for its date header."""

@@ -11,7 +11,7 @@ from gym_ray.model_call_capture.exchange import (
     PublishedUsage,
     encode_exchange,
     publish_request,
-    read_published_request,
+    take_published_request,
 )
 from gym_ray.model_call_capture.lines import parse_lines
 
@@ -99,7 +99,7 @@ def test_a_parsed_request_is_taken_as_it_is_and_any_other_is_parsed() -> None:
     shared = encode_exchange(exchange)
     exchange.parsed_request = None
     assert encode_exchange(exchange) == shared
-    assert read_published_request({}) is None
+    assert take_published_request({}) is None
     scope: dict[str, Any] = {}
     publish_request(scope, {"a": 2})
-    assert read_published_request(scope["state"]) == {"a": 2}
+    assert take_published_request(scope["state"]) == {"a": 2}
