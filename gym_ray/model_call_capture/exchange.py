@@ -40,6 +40,7 @@ _FACTS_KEY = "gym_ray.execution_facts"
 _REQUEST_KEY = "gym_ray.parsed_request"
 _USAGE_KEY = "gym_ray.usage"
 _TOO_LARGE = 413
+_LARGE_STREAM_BYTES = 1024**2
 _DEEPEST_LEVELS = 254
 """Levels of a record. A deeper body is kept as text, because every reader of the record must be able to follow it."""
 
@@ -166,11 +167,20 @@ def encode_exchange(exchange: Exchange, redactor: Redactor | None = None) -> byt
 
 
 def encode_with_record(exchange: Exchange, redactor: Redactor | None = None) -> tuple[bytes, dict[str, Any]]:
-    """Return what :func:`encode_exchange` does, and the record that the line holds."""
+    """Return what :func:`encode_exchange` does, and the record that the line holds.
+
+    The exchange of a large stream has no response any more: the record holds its bytes as text, and both together with
+    the line would be too much.
+    """
+    record = build_exchange_record(exchange)
+    let_go = exchange.is_sse and sum(map(len, exchange.response)) > _LARGE_STREAM_BYTES
+    if let_go:
+        exchange.response.clear()
     try:
-        record = build_exchange_record(exchange)
         line = exact_json.dumps(record, deepest_levels=_DEEPEST_LEVELS, as_line=True)
     except ValueError:
+        if let_go:
+            exchange.response.append(record["response_raw"].encode("utf-8", "surrogatepass"))
         record = build_exchange_record(exchange, deepest_body_levels=_DEEPEST_LEVELS - 1)
         line = exact_json.dumps(record, as_line=True)
     if redactor is not None and redactor.concerns(line):

@@ -103,3 +103,21 @@ def test_a_parsed_request_is_taken_as_it_is_and_any_other_is_parsed() -> None:
     scope: dict[str, Any] = {}
     publish_request(scope, {"a": 2})
     assert take_published_request(scope["state"]) == {"a": 2}
+
+
+@pytest.mark.parametrize("levels", [3, 400])
+def test_a_large_stream_becomes_the_same_line_as_a_small_one(levels: int) -> None:
+    """Its bytes are let go of early, and taken from the record where it nests too deeply to be written at once."""
+    inner = nested(levels).decode()
+    text = "x\ufffd" * 700_000
+    for size in (10, len(text)):
+        event = f'{{"id":"c","choices":[{{"index":0,"delta":{{"content":"{text[:size]}","extra":{inner}}}}}]}}'
+        stream = f"data: {event}\n\ndata: [DONE]\n\n".encode().replace("\ufffd".encode(), b"\xff", 1)
+        exchange = exchange_of(b"{}", stream, is_sse=True)
+        record = json.loads(encode_exchange(exchange))
+        assert record["response_raw"] == stream.decode("utf-8", "replace")
+        if levels == 400:
+            assert record["response"] is None
+        else:
+            assert record["response"]["choices"][0]["message"]["content"] == text[:size]
+        assert bool(exchange.response) == (size == 10 or levels == 400)
