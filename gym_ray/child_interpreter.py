@@ -77,7 +77,7 @@ class ChildInterpreter(Generic[_T]):
             Exception: Whatever the function raises.
         """
         try:
-            request = pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+            request = [pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)]
         except Exception as error:
             raise ChildInterpreterError(f"{self._target}: the arguments do not pickle: {error!r}") from error
         with self._lock:
@@ -106,12 +106,15 @@ class ChildInterpreter(Generic[_T]):
         """Process id of the child, None when none runs."""
         return None if self._child is None else self._child.process.pid
 
-    def _ask(self, request: bytes) -> tuple[bool, Any]:
-        """Return the child's answer; under the lock. A child that was asked and not heard must answer nobody else."""
+    def _ask(self, request: list[bytes]) -> tuple[bool, Any]:
+        """Return the child's answer; under the lock. A child that was asked and not heard must answer nobody else.
+
+        The request is taken out of its list, so that its bytes are gone when the answer's come.
+        """
         heard = False
         try:
             child = self._child = self._child or self._start()
-            _send(child.to_child, request)
+            _send(child.to_child, request.pop())
             succeeded, value = pickle.loads(_receive(child.from_child))  # noqa: S301 - our own child's bytes
             heard = True
         except Exception as error:
