@@ -39,7 +39,7 @@ class RecordEncoder:
 
     def encode(self, exchange: Exchange) -> tuple[bytes, CallOutcome]:
         """Return what :func:`encode_with_outcome` does; a lost child costs time and no record."""
-        if sum(map(len, exchange.request)) + sum(map(len, exchange.response)) > _LARGE_BYTES:
+        if exchange.body_bytes > _LARGE_BYTES:
             try:
                 return self._child.call(exchange, self._redactor)
             except ChildInterpreterError as error:

@@ -155,6 +155,11 @@ class Exchange:
     request: list[bytes] = field(default_factory=list)
     response: list[bytes] = field(default_factory=list)
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of both bodies, as far as they are still held."""
+        return sum(map(len, self.request)) + sum(map(len, self.response))
+
 
 def encode_exchange(exchange: Exchange, redactor: Redactor | None = None) -> bytes:
     """Return the raw record as a line: compact JSON and a line feed (A66); a body of any depth has one (A58).

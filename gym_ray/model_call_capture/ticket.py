@@ -31,8 +31,7 @@ class Ticket:
     @property
     def takes_long(self) -> bool:
         """Whether the exchange is so large that its encoding should hold up no other file."""
-        exchange = self.exchange
-        return sum(map(len, exchange.request)) + sum(map(len, exchange.response)) > _LARGE_BYTES
+        return self.exchange.body_bytes > _LARGE_BYTES
 
     def encode(self) -> bytes:
         """Return the record as a line, once: the exchange gives its bytes up for it (A43, A66)."""

@@ -7,8 +7,18 @@ Credentials never pass: the client's key opens this server, not the engine, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-__all__ = ["answer_headers", "dialect_free_headers", "request_headers"]
+__all__ = ["JSON_HEADERS", "SSE_HEADERS", "answer_headers", "dialect_free_headers", "request_headers"]
+
+JSON_HEADERS: Final = (("content-type", "application/json"),)
+"""Headers of every whole answer that is written here."""
+SSE_HEADERS: Final = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
+"""Headers of every stream that is written here (A134)."""
 
 _HOP_BY_HOP = frozenset(
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from gym_ray import exact_json
 from gym_ray.dialects import CHAT, RESPONSES
@@ -12,16 +12,9 @@ from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.synthesis.writer import fresh_id, model_of
 from gym_ray.errors import UnsupportedRequestError
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
+from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 
-__all__ = ["SSE_HEADERS", "empty_answer"]
-
-SSE_HEADERS: Final = (
-    ("content-type", "text/event-stream; charset=utf-8"),
-    ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
-)
-"""Headers of every stream that is written here (A134)."""
-_JSON_HEADERS: Final = (("content-type", "application/json"),)
+__all__ = ["empty_answer"]
 
 
 def empty_answer(
@@ -56,7 +49,7 @@ def empty_answer(
         body = exact_json.dumps(answer)
     except ValueError as error:
         raise UnsupportedRequestError(f"request body: {error}; its settings cannot be echoed") from None
-    return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), body, **facts)
+    return EngineAnswer.of_bytes(200, list(JSON_HEADERS), body, **facts)
 
 
 def _in_dialect(request: EngineRequest, completion: dict[str, Any]) -> dict[str, Any]:

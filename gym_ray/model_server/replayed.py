@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gym_ray.dialects import RESPONSES
 from gym_ray.dialects.replay import KEEP_ALIVE, failure_frames
-from gym_ray.model_server.local_answers import SSE_HEADERS
+from gym_ray.model_server.headers import SSE_HEADERS
 
 __all__ = ["CallFailedError", "ReplayedStream"]
 

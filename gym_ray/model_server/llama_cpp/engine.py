@@ -22,6 +22,7 @@ from gym_ray.dialects.neutral import Generation, PromptRequest, Sampling
 from gym_ray.dialects.synthesis import AnswerWriter, answer_writer, read_request
 from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
+from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 from gym_ray.model_server.llama_cpp.client import LlamaCppClient
 from gym_ray.model_server.llama_cpp.completion import CompletionReader
 from gym_ray.model_server.llama_cpp.grammar import TurnEnd, build_grammar
@@ -29,12 +30,6 @@ from gym_ray.model_server.llama_cpp.template import END, START, render
 
 __all__ = ["LlamaCppEngine"]
 
-_JSON_HEADERS: Final = [("content-type", "application/json")]
-_SSE_HEADERS: Final = [
-    ("content-type", "text/event-stream; charset=utf-8"),
-    ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
-]
 _SEEDS: Final = 2**32 - 1  # llama.cpp's seeds have 32 bits, and the highest one means a random seed
 _BOS: Final = "<bos>"
 _OTHER_ENDS: Final = ("<eos>", "</s>")
@@ -128,18 +123,18 @@ class LlamaCppEngine:
                 await stream.aclose()
                 await response.aclose()  # a stream that nobody began has not closed it
 
-            return EngineAnswer(200, list(_SSE_HEADERS), stream, close)
+            return EngineAnswer(200, list(SSE_HEADERS), stream, close)
         last = await self._http.complete(job.body)
         job.reader.feed(last)
         _, generation = job.reader.close(last)
         self._report(request, generation)
-        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), exact_json.dumps(job.writer.answer(generation)))
+        return EngineAnswer.of_bytes(200, list(JSON_HEADERS), exact_json.dumps(job.writer.answer(generation)))
 
     async def models(self) -> EngineAnswer:
         """List the one model."""
         model = {"id": self._model_name, "object": "model", "created": self._created, "owned_by": "gym-ray"}
         listed = exact_json.dumps({"object": "list", "data": [model]})
-        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), listed)
+        return EngineAnswer.of_bytes(200, list(JSON_HEADERS), listed)
 
     async def count_tokens(self, request: EngineRequest) -> EngineAnswer:
         """Count the tokens of the prompt that a Messages request becomes; nothing is generated.
@@ -148,7 +143,7 @@ class LlamaCppEngine:
             UnsupportedRequestError: As :meth:`answer`.
         """
         _, ids = await self._prompt(request.dialect, {"max_tokens": 1, **request.body})
-        return EngineAnswer.of_bytes(200, list(_JSON_HEADERS), exact_json.dumps({"input_tokens": len(ids)}))
+        return EngineAnswer.of_bytes(200, list(JSON_HEADERS), exact_json.dumps({"input_tokens": len(ids)}))
 
     async def aclose(self) -> None:
         """Close the client; idempotent."""
