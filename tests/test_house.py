@@ -19,7 +19,7 @@ FLOORS = [
     {"child_interpreter"},
     {"correlation", "server_directory", "settings"},
     {"storage", "dialects"},
-    {"model_call_capture"},
+    {"model_call_capture", "token_id_capture"},
     {"evidence", "model_server"},
     {"environments", "agents", "rollouts"},
     {"testing"},
