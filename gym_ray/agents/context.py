@@ -42,6 +42,7 @@ class RunContext:
         urls: Root URLs of the servers.
         connect_patience_s: How long to go on trying while a server accepts no connection.
         resources: The session at the agent's resources server, None without one.
+        token_capture: The attempt's model calls are for training: their exact tokens are captured as well (A28).
     """
 
     rollout_id: str
@@ -50,15 +51,18 @@ class RunContext:
     urls: ServerUrls
     connect_patience_s: float = 30.0
     resources: ResourcesSession | None = None
+    token_capture: bool = False
 
     def base_url(self, name: str) -> str:
         """Return ``http://host:port/ng-rollout/<id>/v1`` of a model server, as the OpenAI SDK wants it (A30).
+
+        Behind the id stands ``/training-token-capture`` where ``token_capture`` is set; here and in :meth:`root_url`.
 
         Raises:
             AgentError: No model server has that name.
         """
         self._known(self.urls.models, name, "model server")
-        return AgentUrls(True, False, self.urls.models).resolve_model_base_url(name, self.rollout_id)
+        return AgentUrls(True, self.token_capture, self.urls.models).resolve_model_base_url(name, self.rollout_id)
 
     def root_url(self, name: str) -> str:
         """Return ``http://host:port/ng-rollout/<id>`` of a model server, as the Anthropic SDK wants it (A27).
@@ -66,7 +70,8 @@ class RunContext:
         Raises:
             AgentError: No model server has that name.
         """
-        return apply_rollout_prefix(self._known(self.urls.models, name, "model server"), self.rollout_id)
+        root = self._known(self.urls.models, name, "model server")
+        return apply_rollout_prefix(root, self.rollout_id, self.token_capture)
 
     def resources_url(self, name: str) -> str:
         """Return ``http://host:port/ng-rollout/<id>`` of a resources server.

@@ -7,6 +7,7 @@ process's environment, and no secret gets into a message.
 from __future__ import annotations
 
 from gym_ray.settings.agent_options import (
+    AgentOptions,
     CallableAgentOptions,
     CommandAgentOptions,
     HttpAgentOptions,
@@ -38,6 +39,7 @@ from gym_ray.settings.servers import McqaOptions, OrderDeskOptions, ServerSettin
 
 __all__ = [
     "ASSETS_ROOT",
+    "AgentOptions",
     "AnthropicModelOptions",
     "CallableAgentOptions",
     "CaptureRedaction",

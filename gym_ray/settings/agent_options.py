@@ -14,6 +14,7 @@ from gym_ray.settings.server_options import ModelServerRef, ResourcesServerRef, 
 
 __all__ = [
     "COMMAND_VARIABLES",
+    "AgentOptions",
     "CallableAgentOptions",
     "CommandAgentOptions",
     "HttpAgentOptions",
@@ -39,7 +40,17 @@ _LONGEST_GRACE_S = 10.0
 """What cancelling an attempt may take is bounded further up; a command must fit into that."""
 
 
-class SimpleAgentOptions(ServerOptions):
+class AgentOptions(ServerOptions):
+    """Options of every agent.
+
+    Attributes:
+        token_id_capture: Its model calls are for training, where the run has that switched on (A28, B129).
+    """
+
+    token_id_capture: bool = False
+
+
+class SimpleAgentOptions(AgentOptions):
     """``simple_agent``: a Responses loop that runs the environment's tools (D140 to D145).
 
     Attributes:
@@ -53,7 +64,7 @@ class SimpleAgentOptions(ServerOptions):
     skip_verification: bool = False
 
 
-class HttpAgentOptions(ServerOptions):
+class HttpAgentOptions(AgentOptions):
     """``http_agent``: an agent that serves ``POST /run``. It gets the run's token with each of them, in a header.
 
     Attributes:
@@ -70,7 +81,7 @@ def _callable_path(value: str) -> str:
     return value
 
 
-class CallableAgentOptions(ServerOptions):
+class CallableAgentOptions(AgentOptions):
     """``callable_agent``: an async Python function.
 
     Attributes:
@@ -112,7 +123,7 @@ def _absolute(value: Path) -> Path:
     return value
 
 
-class CommandAgentOptions(ServerOptions):
+class CommandAgentOptions(AgentOptions):
     """``command_agent``: any command line program, run as it is, once a rollout.
 
     In ``command`` and in the values of ``environment`` these words in braces are replaced: ``{input_file}``,
