@@ -20,6 +20,7 @@
     │   └── AgentTimeoutError    it did not end in time
     ├── ResourcesServerError     what scored a rollout
     ├── ChildInterpreterError    a process that works for this one ended or could not be started
+    ├── MaskLimitExceededError   too many rollouts of a run cannot be trained on             (RuntimeError)
     └── ClusterError             Ray, placement, or a server's start
         ├── ServerStartError     a hosted server did not come up
         └── RunNotFoundError     no running servers where they were looked for
@@ -187,6 +188,39 @@ class ResourcesServerError(GymRayError):
 
 class ChildInterpreterError(GymRayError):
     """A process that does one function's work for this one ended, or could not be started."""
+
+
+class MaskLimitExceededError(GymRayError, RuntimeError):
+    """More rollouts of a run are masked than its settings allow (B125).
+
+    Args:
+        masked: Masked rollouts among those counted.
+        finalised: Rollouts counted: of the whole run, or of the window.
+        max_mask_fraction: The largest share that is allowed.
+        reasons: How many of the masked rollouts gave each reason; a rollout may give several, or none.
+        window: Size of the window whose share is too large, or None when that of the whole run is.
+    """
+
+    def __init__(
+        self,
+        masked: int,
+        finalised: int,
+        max_mask_fraction: float,
+        reasons: Mapping[str, int],
+        window: int | None = None,
+    ) -> None:
+        super().__init__(masked, finalised, max_mask_fraction, dict(reasons), window)
+        self.masked, self.finalised, self.max_mask_fraction = masked, finalised, max_mask_fraction
+        self.reasons, self.window = dict(reasons), window
+
+    def __str__(self) -> str:
+        whose = "finalised rollouts" if self.window is None else "last finalised rollouts"
+        ranked = sorted(self.reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in ranked) or "none was named"
+        return (
+            f"{self.masked} of {self.finalised} {whose} are masked, a share of {self.masked / self.finalised:.4g}; "
+            f"max_mask_fraction allows {self.max_mask_fraction:g}; reasons: {reasons}"
+        )
 
 
 class ClusterError(GymRayError):

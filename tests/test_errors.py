@@ -17,6 +17,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "InvalidRequestError": (({"type": "missing", "loc": ("body", "input"), "msg": "Field required"},),),
     "AgentError": ("agent_run_error", "broke", 500, "text"),
     "AgentTimeoutError": ("late",),
+    "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
 
 
@@ -49,3 +50,15 @@ def test_settings_error_is_one_line_with_file_key_problem_and_remedy() -> None:
 
 def test_input_error_names_file_line_and_field() -> None:
     assert str(errors.InputError("r.jsonl", 7, "input", "missing")) == "r.jsonl:7: input: missing"
+
+
+def test_a_mask_limit_error_tells_counts_limit_and_reasons_most_frequent_first() -> None:
+    error = errors.MaskLimitExceededError(3, 4, 0.5, {"unresolved_parent_calls": 1, "capture_incomplete": 2})
+    assert str(error) == (
+        "3 of 4 finalised rollouts are masked, a share of 0.75; max_mask_fraction allows 0.5; "
+        "reasons: capture_incomplete: 2, unresolved_parent_calls: 1"
+    )
+    assert isinstance(error, RuntimeError)
+    of_window = errors.MaskLimitExceededError(2, 3, 0.25, {}, 3)
+    assert str(of_window).startswith("2 of 3 last finalised rollouts are masked")
+    assert str(of_window).endswith("reasons: none was named")
