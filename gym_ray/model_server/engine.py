@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Engine", "EngineAnswer", "EngineRequest"]
+if TYPE_CHECKING:
+    from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome
+
+__all__ = ["Engine", "EngineAnswer", "EngineRequest", "TokenRequest"]
 
 
 async def _nothing() -> None:
@@ -15,6 +18,19 @@ async def _nothing() -> None:
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
     yield body
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """Asks an engine to say which tokens it consumed and sampled.
+
+    Attributes:
+        parent: The proven parent of this call. An engine that takes tokens in continues these very ids where the
+            parent's turn, rendered anew, is exactly what was generated; it says in its outcome whether it did. None
+            when the call has no proven parent.
+    """
+
+    parent: ParentTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +43,8 @@ class EngineRequest:
         raw: The bytes it was parsed from.
         headers: Client headers by lower-case name, hop-by-hop and credentials already left out.
         query: Query string without the question mark.
+        tokens: The call is captured for training; an engine of whose ``token_dialects`` the dialect is one reports its
+            exact tokens. What the client sees must not change by it. None for any other call.
     """
 
     dialect: str
@@ -34,6 +52,7 @@ class EngineRequest:
     raw: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     query: str = ""
+    tokens: TokenRequest | None = None
 
     @property
     def stream(self) -> bool:
@@ -53,6 +72,9 @@ class EngineAnswer:
         local_reason: Why the engine's client made this answer itself, such as ``context_length_exceeded`` (A171); None
             when the engine made it.
         replaced_status: Status of the engine's own answer that a local one stands for; None when it was not asked.
+        tokens: Tells what the engine consumed and sampled; valid once ``body`` has ended, callable once or often, and
+            never raises for what the engine said. None when the engine was not asked or reports no tokens: what the
+            body itself carries then is all there is.
     """
 
     status: int
@@ -61,6 +83,7 @@ class EngineAnswer:
     aclose: Callable[[], Awaitable[None]] = _nothing
     local_reason: str | None = None
     replaced_status: int | None = None
+    tokens: Callable[[], TokenOutcome] | None = None
 
     async def read(self) -> bytes:
         """Return the whole body and end the exchange.
@@ -85,6 +108,10 @@ class Engine(Protocol):
     @property
     def dialects(self) -> frozenset[str]:
         """Dialects that :meth:`answer` takes; the server converts requests of the others to one of them."""
+
+    @property
+    def token_dialects(self) -> frozenset[str]:
+        """Those of ``dialects`` in which exact tokens can be reported; empty for an engine that cannot at all."""
 
     async def start(self) -> None:
         """Open clients and load what is needed; called once, before any other method."""

@@ -96,6 +96,11 @@ class UpstreamEngine:
         """Dialects that the upstream speaks."""
         return self._dialects
 
+    @property
+    def token_dialects(self) -> frozenset[str]:
+        """None: an arbitrary upstream is not asked for tokens; what its answers carry by themselves is captured."""
+        return frozenset()
+
     async def start(self) -> None:
         """Open the connection pools; no request is made."""
         limits = self._limits

@@ -28,6 +28,7 @@ class FakeEngine:
         text: What the default answers say.
         script: Takes a request and returns its answer, or raises an ``EngineError``.
         dialects: Dialects the engine claims to speak.
+        token_dialects: Dialects in which :attr:`ScriptedAnswer.tokens` are reported when a request asks for them.
         unready: Message of the ``EngineUnavailableError`` that :meth:`ready` raises; "" when it is ready.
 
     Attributes:
@@ -43,9 +44,11 @@ class FakeEngine:
         *,
         script: Callable[[EngineRequest], ScriptedAnswer] | None = None,
         dialects: Iterable[str] = (RESPONSES, CHAT, MESSAGES),
+        token_dialects: Iterable[str] = (),
         unready: str = "",
     ) -> None:
         self._dialects = frozenset(dialects)
+        self._token_dialects = frozenset(token_dialects)
         self._script = script
         self._whole = {dialect: json_answer(dialect, text) for dialect in (RESPONSES, CHAT, MESSAGES)}
         self._streams = {dialect: stream_answer(dialect, text) for dialect in (RESPONSES, CHAT, MESSAGES)}
@@ -59,6 +62,11 @@ class FakeEngine:
     def dialects(self) -> frozenset[str]:
         """Dialects the engine claims to speak."""
         return self._dialects
+
+    @property
+    def token_dialects(self) -> frozenset[str]:
+        """Dialects in which the engine claims to report tokens."""
+        return self._token_dialects
 
     async def start(self) -> None:
         """Note the start."""
@@ -78,7 +86,8 @@ class FakeEngine:
         else:
             scripted = (self._streams if request.stream else self._whole)[request.dialect]
         await scripted.started()
-        return self._play(scripted)
+        asked = request.tokens is not None and request.dialect in self._token_dialects
+        return self._play(scripted, asked=asked)
 
     async def models(self) -> EngineAnswer:
         """List one model."""
@@ -93,9 +102,12 @@ class FakeEngine:
         """Note the end."""
         self.started = False
 
-    def _play(self, scripted: ScriptedAnswer) -> EngineAnswer:
+    def _play(self, scripted: ScriptedAnswer, *, asked: bool = False) -> EngineAnswer:
         playing = _Playing(self, scripted)
-        return EngineAnswer(scripted.status, scripted.all_headers, playing.body, playing.aclose)
+        answer = EngineAnswer(scripted.status, scripted.all_headers, playing.body, playing.aclose)
+        if asked and (outcome := scripted.tokens) is not None:
+            answer.tokens = lambda: outcome
+        return answer
 
 
 class _Playing:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
 __all__ = ["JSON", "SSE", "ScriptedAnswer", "ScriptedCutError"]
 
@@ -28,6 +32,7 @@ class ScriptedAnswer:
         start_gate: Status and headers wait for this event.
         gates: Chunk ``i`` waits for ``gates[i]``; ``gates[len(chunks)]`` delays the end.
         cut: The connection dies after the last chunk instead of ending.
+        tokens: What the engine says about its tokens when it is asked.
     """
 
     chunks: Sequence[bytes]
@@ -37,6 +42,7 @@ class ScriptedAnswer:
     start_gate: asyncio.Event | None = None
     gates: Mapping[int, asyncio.Event] = field(default_factory=dict)
     cut: bool = False
+    tokens: TokenOutcome | None = None
 
     @property
     def body(self) -> bytes:

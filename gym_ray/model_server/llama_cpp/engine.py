@@ -89,6 +89,11 @@ class LlamaCppEngine:
         """All three."""
         return frozenset({RESPONSES, CHAT, MESSAGES})
 
+    @property
+    def token_dialects(self) -> frozenset[str]:
+        """All three: every answer is made here, from exact tokens."""
+        return self.dialects
+
     async def start(self) -> None:
         """Open the client; the model itself is asked for in :meth:`ready`."""
         if self._client is None:
