@@ -1,0 +1,215 @@
+"""How a conversation is recognised: a fingerprint of what the model wrote, and digests of everything said before.
+
+The fingerprint finds the calls that a request may continue, the digests prove that nothing before them changed. Both
+bytes are fixed by the contract (B28); an item that cannot be hashed exactly is refused, never skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gym_ray.token_id_capture.canonical_items import (
+    as_text,
+    canonicalize_tool_arguments,
+    content_parts,
+    is_model_authored,
+    item_of,
+    tool_calls,
+    tool_results,
+)
+from gym_ray.token_id_capture.strict_items import uncovered_json
+
+__all__ = [
+    "FINGERPRINT_VERSION",
+    "ConversationHasher",
+    "HashedItems",
+    "assistant_fingerprint",
+    "canonicalize_tool_arguments",
+    "conversation_digest",
+    "is_model_authored",
+]
+
+FINGERPRINT_VERSION: Final = 2
+
+_SPINE_DOMAIN: Final = b"nemo-gym-lineage"
+_CONTEXT_DOMAIN: Final = b"nemo-gym-lineage-context"
+_STRICT_DOMAIN: Final = b"gym-ray-strict-context-1"
+_DIGEST_BYTES: Final = 32
+_FIELD: Final = struct.Struct(">BQ")
+# Raw Anthropic history echoes them inside a message; the recorded output holds them as reasoning items (W34).
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+
+
+def assistant_fingerprint(items: Sequence[object] | None) -> str:
+    """Return the fingerprint of what the model wrote, as hex; empty if it wrote nothing (B28, B29).
+
+    Raises:
+        ValueError: A member is no object, or something that the model wrote cannot be hashed (B31-B33).
+    """
+    if isinstance(items, HashedItems):
+        return items.hasher.fingerprint()
+    state, authored = hashlib.sha256(_SPINE_DOMAIN), False
+    for item in map(item_of, items or ()):
+        if is_model_authored(item):
+            authored = True
+            state.update(_spine_bytes(content_parts(item), tool_calls(item)))
+    return state.hexdigest() if authored else ""
+
+
+def conversation_digest(items: Sequence[object] | None) -> str:
+    """Return the digest of all items, as hex (B28, B29).
+
+    Raises:
+        ValueError: A member is no object, or cannot be hashed (B31-B33).
+    """
+    if isinstance(items, HashedItems):
+        return items.hasher.digest()
+    state = hashlib.sha256(_CONTEXT_DOMAIN)
+    for item in map(item_of, items or ()):
+        state.update(_context_bytes(item, content_parts(item), tool_calls(item)))
+    return state.hexdigest()
+
+
+@dataclass(slots=True)
+class _Hashes:
+    """What is known of a conversation up to its last item."""
+
+    spine: Any = field(default_factory=lambda: hashlib.sha256(_SPINE_DOMAIN))
+    context: Any = field(default_factory=lambda: hashlib.sha256(_CONTEXT_DOMAIN))
+    model_items: int = 0
+    digests: bytearray = field(default_factory=lambda: bytearray(hashlib.sha256(_CONTEXT_DOMAIN).digest()))
+    # Few items have anything that the context digest leaves out: (items so far, hash so far) after each that has.
+    uncovered_at: list[int] = field(default_factory=lambda: [0])
+    uncovered: list[bytes] = field(default_factory=lambda: [b""])
+
+    def copy(self) -> _Hashes:
+        return _Hashes(
+            self.spine.copy(),
+            self.context.copy(),
+            self.model_items,
+            self.digests.copy(),
+            self.uncovered_at.copy(),
+            self.uncovered.copy(),
+        )
+
+
+class ConversationHasher:
+    """Hashes a conversation in one pass, and remembers the digests of every beginning of it (W11).
+
+    It keeps 32 bytes an item and no item. Not for two threads at once; :meth:`copy` first.
+    """
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self, _hashes: _Hashes | None = None) -> None:
+        self._hashes = _hashes or _Hashes()
+
+    @property
+    def item_count(self) -> int:
+        """Items fed so far."""
+        return len(self._hashes.digests) // _DIGEST_BYTES - 1
+
+    @property
+    def model_items(self) -> int:
+        """Items fed so far that the model wrote (B30, W31)."""
+        return self._hashes.model_items
+
+    def feed(self, items: Iterable[object]) -> None:
+        """Take the next items of the conversation.
+
+        Raises:
+            ValueError: An item cannot be hashed (B31-B33); the items before it are taken, it and the rest are not.
+        """
+        for item in items:
+            self._feed_one(item_of(item))
+
+    def _feed_one(self, item: dict[str, Any]) -> None:
+        parts, calls = content_parts(item), tool_calls(item)
+        context, uncovered = _context_bytes(item, parts, calls), uncovered_json(item)
+        if is_model_authored(item):
+            self._hashes.spine.update(_spine_bytes(parts, calls))
+            self._hashes.model_items += 1
+        self._hashes.context.update(context)
+        self._hashes.digests += self._hashes.context.copy().digest()
+        if uncovered:
+            at = self.item_count
+            before = self._hashes.uncovered[-1]
+            self._hashes.uncovered.append(hashlib.sha256(b"%b%d:%b" % (before, at, uncovered)).digest())
+            self._hashes.uncovered_at.append(at)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of everything that the model wrote so far; empty if it wrote nothing (B29)."""
+        return self._hashes.spine.hexdigest() if self._hashes.model_items else ""
+
+    def digest(self, count: int | None = None) -> str:
+        """Return the conversation digest of the first ``count`` items, or of all.
+
+        Raises:
+            ValueError: Fewer items were fed.
+        """
+        return self._digest_of(self._counted(count)).hex()
+
+    def strict_digest(self, count: int | None = None) -> str:
+        """Return a digest of the first ``count`` items that also covers what the other leaves out (W33), as hex.
+
+        Raises:
+            ValueError: Fewer items were fed.
+        """
+        count = self._counted(count)
+        uncovered = self._hashes.uncovered[bisect_right(self._hashes.uncovered_at, count) - 1]
+        return hashlib.sha256(_STRICT_DOMAIN + self._digest_of(count) + uncovered).hexdigest()
+
+    def copy(self) -> ConversationHasher:
+        """Return a hasher of the same conversation that goes its own way from here."""
+        return ConversationHasher(self._hashes.copy())
+
+    def _counted(self, count: int | None) -> int:
+        if count is None:
+            return self.item_count
+        if not 0 <= count <= self.item_count:
+            raise ValueError(f"cannot digest {count} items of a conversation of {self.item_count}")
+        return count
+
+    def _digest_of(self, count: int) -> bytes:
+        return bytes(self._hashes.digests[count * _DIGEST_BYTES : (count + 1) * _DIGEST_BYTES])
+
+
+class HashedItems(list[object]):
+    """Request items together with their hashes; equal to the plain list, and not to be changed."""
+
+    __slots__ = ("hasher",)
+
+    def __init__(self, items: Iterable[object], hasher: ConversationHasher) -> None:
+        super().__init__(items)
+        self.hasher = hasher
+
+
+def _spine_bytes(parts: list[tuple[str, str]], calls: list[tuple[str, str, str]]) -> bytes:
+    pieces = [_fields(0x00, part) for part in parts if part[0] not in _THINKING]
+    pieces += [_fields(0x02, call) for call in calls]
+    return b"".join(pieces)
+
+
+def _context_bytes(item: dict[str, Any], parts: list[tuple[str, str]], calls: list[tuple[str, str, str]]) -> bytes:
+    pieces = [_fields(0x00, (as_text(item.get("role") or item.get("type") or ""),))]
+    pieces += [_fields(0x01, part) for part in parts]
+    pieces += [_fields(0x03, call) for call in calls]
+    pieces += [_fields(0x06, result) for result in tool_results(item)]
+    return b"".join(pieces)
+
+
+def _fields(first_tag: int, texts: tuple[str, ...]) -> bytes:
+    """Return tag, length and UTF-8 of each text, the tags counting up from ``first_tag`` (B28)."""
+    pieces: list[bytes] = []
+    for tag, text in enumerate(texts, first_tag):
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a conversation item holds a lone surrogate, which has no UTF-8 form") from None
+        pieces += (_FIELD.pack(tag, len(encoded)), encoded)
+    return b"".join(pieces)
