@@ -1,0 +1,31 @@
+"""Which earlier call a model call continues, proved before generation (B41-B51).
+
+The look-up compares conversations, the proof compares tokens; a parent is returned only with both. Everything of this
+page is gathered here under its public names.
+"""
+
+from __future__ import annotations
+
+from gym_ray.token_id_capture.parent_links import (
+    AMBIGUOUS_REASON,
+    LOOKUP_ERROR_REASON,
+    NO_MATCH_REASON,
+    NOT_ATTEMPTED_REASON,
+    RESOLVER_UNAVAILABLE_REASON,
+    SEEDED_ROOT_REASON,
+    LineageMatch,
+    LineageResolution,
+    LineageResolver,
+)
+
+__all__ = [
+    "AMBIGUOUS_REASON",
+    "LOOKUP_ERROR_REASON",
+    "NOT_ATTEMPTED_REASON",
+    "NO_MATCH_REASON",
+    "RESOLVER_UNAVAILABLE_REASON",
+    "SEEDED_ROOT_REASON",
+    "LineageMatch",
+    "LineageResolution",
+    "LineageResolver",
+]
