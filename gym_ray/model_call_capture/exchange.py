@@ -25,19 +25,23 @@ __all__ = [
     "Exchange",
     "ExecutionFacts",
     "PublishedUsage",
+    "TrainingCall",
     "build_exchange_record",
     "encode_exchange",
     "encode_with_record",
     "publish_execution_facts",
     "publish_request",
+    "publish_training_call",
     "publish_usage",
     "read_execution_facts",
     "read_published_usage",
+    "read_training_call",
     "take_published_request",
 ]
 
 _FACTS_KEY = "gym_ray.execution_facts"
 _REQUEST_KEY = "gym_ray.parsed_request"
+_TRAINING_KEY = "gym_ray.training_call"
 _USAGE_KEY = "gym_ray.usage"
 _TOO_LARGE = 413
 _LARGE_STREAM_BYTES = 1024**2
@@ -115,6 +119,30 @@ def take_published_request(state: MutableMapping[str, Any]) -> dict[str, Any] | 
     """Return the parsed body that the handler published for this request, or None; it is large, so it is let go of."""
     published = state.pop(_REQUEST_KEY, None)
     return published if isinstance(published, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCall:
+    """A call on an observed path whose prefix asks for training capture (B75).
+
+    Attributes:
+        rollout_id: As it stands in the path, unchecked (A16).
+        model_call_id: 32 hex digits; that of the evaluation record where there is one.
+    """
+
+    rollout_id: str
+    model_call_id: str
+
+
+def publish_training_call(scope: MutableMapping[str, Any], call: TrainingCall) -> None:
+    """Leave the identity of a training call where its handler finds it: in the ASGI scope's ``state``."""
+    scope.setdefault("state", {})[_TRAINING_KEY] = call
+
+
+def read_training_call(scope: Mapping[str, Any]) -> TrainingCall | None:
+    """Return the identity that this request is captured for training under; None when it is not."""
+    call = scope.get("state", {}).get(_TRAINING_KEY)
+    return call if isinstance(call, TrainingCall) else None
 
 
 @dataclass(slots=True)

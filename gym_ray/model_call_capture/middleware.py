@@ -1,13 +1,14 @@
 """The ASGI layer that strips the rollout prefix and, with a writer, records the exchange (A §2, A §4).
 
 It never changes an answer's bytes and never fails a call. It may delay the end of an answer: a client that has the
-whole answer can rely on the record.
+whole answer can rely on the record. It tells the application which call is one for training, and under which id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.model_call_capture.acks import Deadlines
 from gym_ray.model_call_capture.exchange import (
     Exchange,
+    TrainingCall,
+    publish_training_call,
     read_execution_facts,
     read_published_usage,
     take_published_request,
@@ -60,12 +63,16 @@ class CaptureMiddleware:
             await self._app(scope, receive, send)
             return
         token = current_rollout_id.set(split.rollout_id)
+        inner = _without_prefix(scope, split)
         try:
             recording = self._begin_recording(scope, receive, send, split)
+            if split.token_capture and split.rest in DIALECT_BY_PATH:
+                call_id = uuid.uuid4().hex if recording is None else recording.call_id
+                publish_training_call(inner, TrainingCall(split.rollout_id, call_id))
             if recording is not None:
-                await recording.run(self._app, _without_prefix(scope, split))
+                await recording.run(self._app, inner)
             else:
-                await self._serve_unrecorded(scope, receive, send, split)
+                await self._serve_unrecorded(inner, receive, send, split, _Redirects(scope, split.prefix))
         finally:
             current_rollout_id.reset(token)
 
@@ -79,13 +86,12 @@ class CaptureMiddleware:
         redirects = _Redirects(scope, split.prefix)
         return _Recording(exchange, receive, send, redirects, self._writer, self._loop_patience())
 
-    async def _serve_unrecorded(self, scope: Scope, receive: Receive, send: Send, split: PrefixedPath) -> None:
-        redirects = _Redirects(scope, split.prefix)
-
+    async def _serve_unrecorded(
+        self, inner: Scope, receive: Receive, send: Send, split: PrefixedPath, redirects: _Redirects
+    ) -> None:
         async def repairing_send(message: Message) -> None:
             await send(redirects.repair(message) if message["type"] == "http.response.start" else message)
 
-        inner = _without_prefix(scope, split)
         if self._training is not None and split.token_capture and split.rest not in DIALECT_BY_PATH:
             await self._training.serve(self._app, inner, receive, repairing_send, split.rollout_id)
         else:
@@ -169,6 +175,10 @@ class _Recording:
         self._end_expected = False
         self._early: asyncio.Task[None] | None = None
         self._put_together = 0
+
+    @property
+    def call_id(self) -> str:
+        return self._exchange.call_id
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         exchange = self._exchange
