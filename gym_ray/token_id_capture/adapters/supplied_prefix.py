@@ -1,0 +1,54 @@
+"""The proof that an engine continued the parent's exact tokens (B94, B95, W35).
+
+Asking is intent, the prompt that the engine says it consumed is proof. Without the proof the call is served and its
+tokens are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gym_ray.token_id_capture.exact_tokens import PREFIX_NOT_SUPPLIED, ExactTokens, TokenOutcome, Untrainable
+from gym_ray.token_id_capture.packed import TokenArray, starts_with
+
+__all__ = ["SuppliedPrefix"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuppliedPrefix:
+    """Tokens that the prompt of one call has to begin with.
+
+    Attributes:
+        token_ids: The tokens.
+        token_in: How they went in, as a record says it.
+        whole: They are the whole prompt and not only its beginning.
+    """
+
+    token_ids: TokenArray
+    token_in: str
+    whole: bool = False
+
+    def problem(self, prompt: TokenArray) -> str:
+        """Return where a prompt departs from the tokens that went in; "" when it does not."""
+        wanted = self.token_ids
+        if starts_with(prompt, wanted) and not (self.whole and prompt.size > wanted.size):
+            return ""
+        common = min(prompt.size, wanted.size)
+        differing = np.flatnonzero(prompt[:common] != wanted[:common])
+        where = f"differs from index {differing[0]} on" if differing.size else f"ends or goes on at index {common}"
+        return f"the engine's prompt of {prompt.size} tokens {where}; {wanted.size} tokens went in"
+
+    def proven(self, outcome: TokenOutcome) -> TokenOutcome:
+        """Return the outcome with what it says about the prefix, ``prefix_not_supplied`` where the prompt departs."""
+        if isinstance(outcome, Untrainable):
+            return replace(outcome, prefix_requested=True)
+        problem = self.problem(outcome.prompt_token_ids)
+        if problem:
+            return Untrainable(PREFIX_NOT_SUPPLIED, problem, prefix_requested=True)
+        return _supplied(outcome, self.token_in)
+
+
+def _supplied(outcome: ExactTokens, token_in: str) -> ExactTokens:
+    return replace(outcome, prefix_requested=True, prefix_supplied=True, token_in=token_in)
