@@ -58,6 +58,7 @@ class AgentRunner:
     ) -> None:
         self._agents: dict[str, Agent] = build_agents(settings, urls)
         self._urls, self._run_token = urls, run_token
+        self._trained = frozenset(name for name in self._agents if settings.trains(name))
         self._http, self._owns_http = (build_client(), True) if http is None else (http, False)
         self._connect_patience_s, self._cancel_grace_s = connect_patience_s, cancel_grace_s
         self._left_behind: set[asyncio.Task[Any]] = set()
@@ -111,7 +112,14 @@ class AgentRunner:
             raise AgentError(AGENT_RUN_ERROR, "the row is not a JSON object")
         current_rollout_id.set(rollout_id)
         api_key = self._run_token or NO_API_KEY
-        ctx = RunContext(rollout_id, self._http, api_key, self._urls, self._connect_patience_s)
+        ctx = RunContext(
+            rollout_id,
+            self._http,
+            api_key,
+            self._urls,
+            self._connect_patience_s,
+            token_capture=agent_name in self._trained,
+        )
         return exact_json.dumps(await agent.run(parsed, ctx))
 
     async def _within(self, row: bytes, rollout_id: str, agent_name: str, timeout_s: float | None) -> bytes:

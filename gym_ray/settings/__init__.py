@@ -36,6 +36,7 @@ from gym_ray.settings.server_options import (
     ServerType,
 )
 from gym_ray.settings.servers import McqaOptions, OrderDeskOptions, ServerSettings
+from gym_ray.settings.token_capture import NonGeneratingRequest, TokenIdCaptureConfig
 
 __all__ = [
     "ASSETS_ROOT",
@@ -53,6 +54,7 @@ __all__ = [
     "McqaOptions",
     "ModelOptions",
     "ModelServerRef",
+    "NonGeneratingRequest",
     "OpenAIModelOptions",
     "OrderDeskOptions",
     "ResourcesServerRef",
@@ -62,6 +64,7 @@ __all__ = [
     "ServerSettings",
     "ServerType",
     "SimpleAgentOptions",
+    "TokenIdCaptureConfig",
     "UpstreamOptions",
     "VllmModelOptions",
     "find_asset",

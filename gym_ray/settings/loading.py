@@ -15,6 +15,7 @@ from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, sh
 from gym_ray.settings.run import RunSettings
 from gym_ray.settings.server_options import ServerRef
 from gym_ray.settings.servers import IMPLEMENTATIONS, ServerSettings
+from gym_ray.settings.token_capture import check_token_capture
 from gym_ray.settings.yaml_files import parse_yaml
 
 __all__ = ["load_settings", "settings_from_document", "settings_from_yaml"]
@@ -96,6 +97,7 @@ def settings_from_document(document: Document, elsewhere: Elsewhere | None = Non
     settings: RunSettings | None = None
     try:
         settings = _validate(RunSettings, {**fields, "servers": servers}, (), document)
+        mistakes += _token_capture(settings, document)
     except SettingsError as mistake:
         mistakes.append(mistake)
     if not mistakes and settings is not None:
@@ -104,6 +106,21 @@ def settings_from_document(document: Document, elsewhere: Elsewhere | None = Non
     if mistakes or settings is None:
         raise combine(mistakes)
     return settings
+
+
+def _token_capture(settings: RunSettings, document: Document) -> list[SettingsError]:
+    """Return why tokens cannot be captured as the block says, with the place of the key."""
+    block = settings.token_id_capture
+    if block.external_staging:
+        path = ("token_id_capture", "external_staging")
+        remedy = "leave it out: model servers capture the tokens of their engines themselves"
+        return [SettingsError(document.place(path), dotted(path), "is not offered by these servers", remedy)]
+    try:
+        check_token_capture(block, settings.model_call_capture_dir)
+    except SettingsError as found:
+        place = document.place(tuple(found.key.split(".")))
+        return [SettingsError(place, found.key, found.problem, found.remedy)]
+    return []
 
 
 def _server(name: str, value: Any, document: Document) -> ServerSettings:
@@ -166,6 +183,8 @@ def _mistake(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docu
     if not detail["loc"]:  # the one check over two keys: capture is on without a usable directory
         key = "model_call_capture_dir" if "absolute" in message else "observability_enabled"
         return SettingsError(document.place((key,)), key, message.removeprefix(f"{key} "), _CAPTURE_REMEDY)
+    if kind == "value_error" and _is_block(model, detail["loc"]):  # two keys of one block that do not go together
+        return SettingsError(place, dotted(location), message)
     message = _PLAIN_WORDS.get(kind, message)
     if kind == "tuple_type" and isinstance(detail["input"], str):
         message = "should be a list, in brackets: [one, two]"
@@ -182,6 +201,13 @@ def _known_fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str
         options = [annotation, *getattr(annotation, "__args__", ())]
         model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
     return list(model.model_fields)
+
+
+def _is_block(model: type[BaseModel], path: Sequence[str | int]) -> bool:
+    if len(path) != 1 or str(path[0]) not in model.model_fields:
+        return False
+    annotation = model.model_fields[str(path[0])].annotation
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _wrong_references(settings: RunSettings, known: RunSettings, document: Document) -> list[SettingsError]:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator
 
 from gym_ray.settings.fields import HttpUrl, Name, PositiveCount, PositiveSeconds, Replicas
 from gym_ray.settings.server_options import HostedOptions
+from gym_ray.settings.token_capture import NonGeneratingRequest
 
 __all__ = [
     "AnthropicModelOptions",
@@ -37,6 +38,8 @@ class ModelOptions(HostedOptions):
         replicas: How many servers share the name, or ``per_node``.
         max_body_bytes: Largest request body; a larger one is a 413.
         keep_alive_s: A replayed stream that has nothing to say yet sends a comment this often (A139).
+        token_id_capture_non_generating_requests: Requests to further paths that generate nothing, so that one of them
+            behind the training prefix loses no tokens (B78).
         replay_incomplete_event: A replayed Responses stream whose answer is incomplete ends with
             ``response.incomplete``; false ends it with ``response.completed``, for clients that retry otherwise (W10).
     """
@@ -45,6 +48,7 @@ class ModelOptions(HostedOptions):
     max_body_bytes: PositiveCount = 64 * 1024**2
     keep_alive_s: PositiveSeconds = 15.0
     replay_incomplete_event: bool = True
+    token_id_capture_non_generating_requests: tuple[NonGeneratingRequest, ...] = ()
 
 
 class UpstreamOptions(ModelOptions):

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from gym_ray.errors import SettingsError
+from gym_ray.settings.agent_options import AgentOptions
 from gym_ray.settings.capture_redaction import CaptureRedaction
 from gym_ray.settings.fields import (
     Count,
@@ -29,6 +30,7 @@ from gym_ray.settings.interpolation import escape_interpolation
 from gym_ray.settings.problems import MIN_SECRET_CHARS, did_you_mean, is_secret_key
 from gym_ray.settings.server_options import ServerType
 from gym_ray.settings.servers import ServerSettings
+from gym_ray.settings.token_capture import TokenIdCaptureConfig
 from gym_ray.settings.yaml_files import dump_yaml
 
 __all__ = ["REDACTED", "CaptureSettings", "HeadServer", "RunSettings"]
@@ -96,6 +98,7 @@ class RunSettings(CaptureSettings):
     Attributes:
         capture_timeout_s: Longest that one call's capture may hold back its answer.
         capture_redaction: What is taken out of captures besides the run's own credentials.
+        token_id_capture: Whether exact tokens are captured for training, and what becomes of them (B126).
         servers: Servers by name.
         agent_name: The agent of every row, over what the rows say (D13).
         input_jsonl_fpath: Rows to run.
@@ -119,6 +122,7 @@ class RunSettings(CaptureSettings):
 
     capture_timeout_s: PositiveSeconds = 30.0
     capture_redaction: CaptureRedaction = Field(default_factory=CaptureRedaction)
+    token_id_capture: TokenIdCaptureConfig = Field(default_factory=TokenIdCaptureConfig)
     servers: Mapping[str, ServerSettings] = Field(default_factory=dict)
     agent_name: Name | None = None
     input_jsonl_fpath: Path | None = None
@@ -137,6 +141,19 @@ class RunSettings(CaptureSettings):
     policy_api_key: SecretStr | None = None
     policy_model_name: Name | None = None
     verbose: bool = False
+
+    @property
+    def token_dir(self) -> Path | None:
+        """Directory of the token files; None when tokens are not captured, or kept by a sink that is not files."""
+        block = self.token_id_capture
+        return block.resolved_dir(self.model_call_capture_dir) if block.enabled and block.sink is None else None
+
+    def trains(self, agent_name: str) -> bool:
+        """Return whether the calls of an agent are captured for training (B129)."""
+        block, agent = self.token_id_capture, self.servers.get(agent_name)
+        if not block.enabled or agent is None or not isinstance(agent.options, AgentOptions):
+            return False
+        return block.all_agents or agent.options.token_id_capture
 
     def servers_of(self, server_type: ServerType) -> dict[str, ServerSettings]:
         """Return the servers of one type, by name."""

@@ -24,6 +24,7 @@ from gym_ray.settings import (
     ServerOptions,
     ServerSettings,
     SimpleAgentOptions,
+    TokenIdCaptureConfig,
 )
 from gym_ray.testing.agent_servers import (
     ScriptedModel,
@@ -188,6 +189,22 @@ async def test_simple_agent_seeds_talks_verifies_and_closes() -> None:
     assert arrivals[1].headers["authorization"] == "Bearer run-token"
     assert "authorization" not in arrivals[2].headers
     assert result.latency_ms > 0
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+async def test_the_calls_of_an_agent_that_takes_part_are_for_training(takes_part: bool) -> None:
+    arrivals: list[Any] = []
+    model = ScriptedModel([responses_answer(message_item("hi"))], arrivals=arrivals)
+    block = TokenIdCaptureConfig(enabled=True, dir=Path("/tokens"))
+    agent = SIMPLE.model_copy(update={"token_id_capture": takes_part})
+    run = settings(agent=agent).model_copy(update={"token_id_capture": block})
+    async with in_process_client({"http://model": model, "http://desk": ScriptedResources()}) as http:
+        runner = AgentRunner(run, URLS, run_token=None, http=http, connect_patience_s=0.0)
+        result = await runner.run(json.dumps(ROW).encode(), "0-1", "agent", 30.0)
+        await runner.aclose()
+    assert result.failure is None
+    segment = "/training-token-capture" if takes_part else ""
+    assert [arrival.path for arrival in arrivals] == [f"/ng-rollout/0-1{segment}/v1/responses"]
 
 
 @pytest.mark.parametrize(
