@@ -93,12 +93,22 @@ class LineFiles:
         root: Existing directory.
         calls: The seam to the operating system.
         max_handles: Open files kept for the next append; the oldest is closed first.
+        before_append: Given the name, descriptor and size of a file under its lock, before anything is composed. It
+            may cut the file, and returns the size that is left.
     """
 
-    def __init__(self, root: Path, *, calls: FileCalls | None = None, max_handles: int = 256) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        calls: FileCalls | None = None,
+        max_handles: int = 256,
+        before_append: Callable[[str, int, int], int] | None = None,
+    ) -> None:
         self._root = str(root)
         self._calls = calls or FileCalls()
         self._max_handles = max_handles
+        self._before_append = before_append
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._durable_entries: OrderedDict[str, int] = OrderedDict()
         self._sync_failed: set[str] = set()
@@ -151,6 +161,8 @@ class LineFiles:
                 locked = self._calls.lock_exclusive(handle.fd, wait=wait)
                 size = self._size_if_current(name, handle) if locked else None
                 if size is not None:
+                    if self._before_append is not None:
+                        size = self._before_append(name, handle.fd, size)
                     return self._write_locked(name, handle, compose(), size)
             except BaseException:
                 self._calls.close(handle.fd)  # gives up the lock, whatever went wrong

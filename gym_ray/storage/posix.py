@@ -20,6 +20,7 @@ __all__ = [
     "PosixStore",
     "keep_to_owner",
     "make_directory",
+    "replace_file",
     "sync_directory",
     "write_all",
 ]
@@ -28,6 +29,8 @@ OWNER_ONLY, OWNER_ONLY_DIRECTORY = 0o600, 0o700
 """Permission bits of what nobody else may read."""
 
 _OTHERS = 0o077
+_NAME_KEPT = 60
+"""Characters of a name that its temporary sibling shows: with more, the longest names would have none that fits."""
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +94,43 @@ def make_directory(calls: FileCalls, path: Path, mode: int = 0o777) -> None:
         sync_directory(calls, str(created.parent))
 
 
+def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int) -> None:
+    """Put ``data`` under a path in an existing directory, replacing what was there; durable when it returns.
+
+    A reader sees the old or the new file, never a mix.
+
+    Args:
+        calls: The seam to the operating system.
+        path: The file.
+        data: Its new bytes.
+        mode: Its permission bits, less the umask.
+
+    Raises:
+        OSError: It could not be done; the old file, if any, is intact, or the new one stands whole in its place.
+    """
+    temporary = _write_temporary(calls, path, data, mode)
+    try:
+        calls.rename(temporary, str(path))
+    except OSError:
+        calls.unlink(temporary)
+        raise
+    sync_directory(calls, str(path.parent))
+
+
+def _write_temporary(calls: FileCalls, path: Path, data: bytes, mode: int) -> str:
+    temporary = str(path.with_name(f".{secrets.token_hex(8)}.{path.name[:_NAME_KEPT]}"))
+    fd = calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        write_all(calls, fd, data)
+        calls.sync(fd)
+    except OSError:
+        calls.unlink(temporary)
+        raise
+    finally:
+        calls.close(fd)
+    return temporary
+
+
 class PosixStore:
     """Implements :class:`gym_ray.storage.store.Store` below one directory.
 
@@ -110,13 +150,8 @@ class PosixStore:
         """Put or replace a value; see the contract."""
         path = self._path(name)
         try:
-            temporary = self._write_temporary(path, data)
-            try:
-                self._calls.rename(temporary, str(path))
-            except OSError:
-                self._calls.unlink(temporary)
-                raise
-            sync_directory(self._calls, str(path.parent))
+            make_directory(self._calls, path.parent, self._directory_mode)
+            replace_file(self._calls, path, data, self._mode)
         except OSError as error:
             raise StorageError(f"cannot publish {path}: {error}") from error
 
@@ -124,7 +159,8 @@ class PosixStore:
         """Put a value under a new name; see the contract."""
         path = self._path(name)
         try:
-            temporary = self._write_temporary(path, data)
+            make_directory(self._calls, path.parent, self._directory_mode)
+            temporary = _write_temporary(self._calls, path, data, self._mode)
             try:
                 self._calls.link(temporary, str(path))
             finally:
@@ -190,17 +226,3 @@ class PosixStore:
         if not parts or name.startswith("/") or any(part.startswith(".") for part in parts):
             raise StorageError(f"{name!r} cannot be a name here: relative, no part may begin with a dot")
         return self.root.joinpath(*parts)
-
-    def _write_temporary(self, path: Path, data: bytes) -> str:
-        make_directory(self._calls, path.parent, self._directory_mode)
-        temporary = str(path.with_name(f".{path.name}.{secrets.token_hex(8)}"))
-        fd = self._calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
-        try:
-            write_all(self._calls, fd, data)
-            self._calls.sync(fd)
-        except OSError:
-            self._calls.unlink(temporary)
-            raise
-        finally:
-            self._calls.close(fd)
-        return temporary

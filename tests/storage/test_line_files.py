@@ -215,3 +215,37 @@ def test_two_threads_on_one_name(tmp_path: Path) -> None:
     lines = (tmp_path / "f").read_bytes().splitlines()
     assert sorted(lines) == sorted([letter * 100 for letter in (b"a", b"b", b"c")] * 50)
     files.close()
+
+
+def test_the_end_of_a_file_can_be_put_in_order_before_an_append(tmp_path: Path) -> None:
+    seen = []
+
+    def cut_torn_line(name: str, fd: int, size: int) -> int:
+        seen.append((name, os.pread(fd, size, 0)))
+        end = os.pread(fd, size, 0).rfind(b"\n") + 1
+        os.ftruncate(fd, end)
+        return end
+
+    (tmp_path / "f").write_bytes(b"whole\ntorn")
+    files = LineFiles(tmp_path, before_append=cut_torn_line)
+    assert files.append("f", b"next\n") == 6
+    assert files.append("f", b"last\n") == 11
+    assert (tmp_path / "f").read_bytes() == b"whole\nnext\nlast\n"
+    assert seen == [("f", b"whole\ntorn"), ("f", b"whole\nnext\n")]
+    files.close()
+
+
+def test_what_fails_before_an_append_fails_the_append_and_gives_up_the_lock(tmp_path: Path) -> None:
+    broken = True
+
+    def look(name: str, fd: int, size: int) -> int:
+        if broken:
+            raise OSError(errno.EIO, "unreadable")
+        return size
+
+    files = LineFiles(tmp_path, before_append=look)
+    with pytest.raises(OSError, match="unreadable"):
+        files.append("f", b"one\n")
+    broken = False
+    assert files.append("f", b"two\n", wait=False) == 0
+    files.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
-from gym_ray.storage.posix import PosixStore
+from gym_ray.storage.posix import PosixStore, replace_file
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 
 
@@ -89,3 +89,18 @@ def test_published_and_created_values_outlive_a_power_cut(tmp_path: Path) -> Non
     store.create("y", b"2")
     store.delete("x")
     assert calls.after_power_cut(tmp_path) == {"y": b"2"}
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_published(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.publish("n" * 255, b"1")
+    store.publish("n" * 255, b"2")
+    assert store.read("n" * 255) == b"2"
+
+
+def test_a_replaced_file_outlives_a_power_cut_and_keeps_its_mode(tmp_path: Path) -> None:
+    calls = ForgetfulCalls()
+    replace_file(calls, tmp_path / ".state", b"old", 0o600)
+    replace_file(calls, tmp_path / ".state", b"new", 0o600)
+    assert calls.after_power_cut(tmp_path) == {".state": b"new"}
+    assert stat.S_IMODE((tmp_path / ".state").stat().st_mode) == 0o600
