@@ -28,6 +28,7 @@ class RolloutSummary:
         call_latency_ms: Sum over the calls.
         latency_ms: The whole run (D31).
         gap_codes: Codes of the capture's gaps, in order.
+        token_mask_reasons: Why its tokens cannot be trained on, none when they can; None when no tokens were looked at.
     """
 
     rollout_id: str
@@ -45,6 +46,7 @@ class RolloutSummary:
     call_latency_ms: float | None
     latency_ms: float
     gap_codes: tuple[str, ...]
+    token_mask_reasons: tuple[str, ...] | None = None
 
 
 def summarise(

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from gym_ray.errors import MaskLimitExceededError
 from gym_ray.rollouts.attempt_flow import AttemptFlow, CollectionSettings, Finished
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.ledger_log import LedgerLog
@@ -19,6 +20,7 @@ from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import RolloutPort
 from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 __all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]
 
@@ -66,6 +68,7 @@ class Collection:
         log: The run's ledger log.
         port: Workers and joiners.
         settings: Limits.
+        mask_limit: Ends the run when the tokens of too many rollouts cannot be trained on (B125); None never does.
 
     Attributes:
         metrics: Aggregates over every finished attempt so far.
@@ -78,7 +81,9 @@ class Collection:
         log: LedgerLog,
         port: RolloutPort,
         settings: CollectionSettings | None = None,
+        mask_limit: MaskLimit | None = None,
     ) -> None:
+        self._mask_limit = mask_limit
         self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
         self._settings = settings or CollectionSettings()
         self._ledger = Ledger(len(rows))
@@ -110,8 +115,10 @@ class Collection:
         cancelled, replies that are there are stored, and only then does the iterator close.
 
         Raises:
-            GymRayError: The ledger or the outputs cannot be written, or no workers or joiners are left. Everything
-                that had ended by then is stored, the rest is unfinished work.
+            MaskLimitExceededError: The tokens of too many rollouts cannot be trained on.
+            GymRayError: The ledger or the outputs cannot be written, or no workers or joiners are left.
+
+        However it ends, everything that had ended by then is stored, and the rest is unfinished work.
         """
         if self._begun:
             raise RuntimeError("a collection runs once")
@@ -174,6 +181,17 @@ class Collection:
             if finished is not None:
                 self.metrics.add(finished.summary, stored=finished.written is not None, retried=finished.retried)
                 await self._queue.put(finished)
+                self._note_masked(finished, start)
+
+    def _note_masked(self, finished: Finished, start: StartAttempt) -> None:
+        """Count a rollout whose tokens were looked at; its record is durable by now (W38)."""
+        reasons = finished.summary.token_mask_reasons
+        if self._mask_limit is None or reasons is None:
+            return
+        try:
+            self._mask_limit.note(bool(reasons), reasons)
+        except MaskLimitExceededError as error:
+            self._end_with(error, start)
 
     async def _next(self) -> StartAttempt | None:
         async with self._idle:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunFailure, RunResult
@@ -142,15 +143,18 @@ class FakePort:
             written = written or self._outputs.append(
                 "main" if failure_class is None else "failures", exact_json.dumps(record)
             )
-        return JoinOutcome(written, _summary(job, record.get("reward"), failure_class, result.latency_ms))
+        return JoinOutcome(written, _summary(job, record, failure_class, result.latency_ms))
 
 
-def _summary(job: AttemptJob, reward: float | None, failure_class: str | None, latency_ms: float) -> RolloutSummary:
+def _summary(
+    job: AttemptJob, record: Mapping[str, Any], failure_class: str | None, latency_ms: float
+) -> RolloutSummary:
+    reasons = record.get("token_mask_reasons")
     return RolloutSummary(
         rollout_id=job.rollout_id,
         agent=job.agent,
         task=job.rollout_id.split("-")[0],
-        reward=reward,
+        reward=record.get("reward"),
         masked=False,
         failure_class=failure_class,
         num_calls=None,
@@ -162,4 +166,5 @@ def _summary(job: AttemptJob, reward: float | None, failure_class: str | None, l
         call_latency_ms=None,
         latency_ms=latency_ms,
         gap_codes=(),
+        token_mask_reasons=None if reasons is None else tuple(reasons),
     )

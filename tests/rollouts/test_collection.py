@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.errors import ClusterError, StorageError
+from gym_ray.errors import ClusterError, MaskLimitExceededError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.rollouts.attempt_flow import AttemptFlow
 from gym_ray.rollouts.collection import Collection, CollectionSettings
@@ -25,6 +25,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.fake_rollouts import FakePort, answer, failing, hang
+from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 
 class Run:
@@ -42,9 +43,9 @@ class Run:
         self.outputs = self.held.enter_context(RunOutputs(self.paths))
         self.log = self.held.enter_context(LedgerLog(self.paths.ledger, calls=calls))
 
-    def collection(self, port: FakePort, **settings: Any) -> Collection:
+    def collection(self, port: FakePort, mask_limit: MaskLimit | None = None, **settings: Any) -> Collection:
         settings.setdefault("join_backoff_s", 0.001)
-        return Collection(self.rows, self.outputs, self.log, port, CollectionSettings(**settings))
+        return Collection(self.rows, self.outputs, self.log, port, CollectionSettings(**settings), mask_limit)
 
     def records(self) -> dict[str, dict[str, Any]]:
         found = {}
@@ -108,6 +109,29 @@ async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) ->
     assert port.most_running == 3
     assert collection.progress().complete
     assert collection.metrics.to_dict()["overall"]["reward"] == {"mean": 1.0, "measured": 10, "masked": 0}
+
+
+async def masked_for(job: AttemptJob, *reasons: str) -> RunResult:
+    return RunResult(json.dumps({"reward": 1.0, "token_mask_reasons": reasons}).encode(), None, 5.0)
+
+
+async def test_a_run_ends_when_too_many_rollouts_cannot_be_trained_on(make_run: Any) -> None:
+    run = make_run(50)
+
+    async def every_other(job: AttemptJob) -> RunResult:
+        return await masked_for(job, *["capture_incomplete"][: job.ordinal % 2])
+
+    limited = run.collection(FakePort(run.outputs, every_other, capacity=1), MaskLimit(0.4, 10))
+    with pytest.raises(MaskLimitExceededError, match=r"5 of 10 .*capture_incomplete: 5"):
+        await limited.run()
+    assert 10 <= len(run.records()) < 50  # what tipped the balance is stored
+    assert limited.progress().done == len(run.records())
+
+
+async def test_rollouts_without_tokens_do_not_count_for_the_limit(make_run: Any) -> None:
+    run = make_run(20)
+    collection = run.collection(FakePort(run.outputs, answer), MaskLimit(0.0, 1))
+    assert (await collection.run()).done == 20
 
 
 async def test_an_attempt_is_durable_as_started_and_cleared_before_it_runs(make_run: Any) -> None:
