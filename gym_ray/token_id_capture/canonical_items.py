@@ -1,4 +1,4 @@
-"""One conversation item as the text that is hashed: its content, its tool calls and its tool results.
+"""What one conversation item says: its content, its tool calls and its tool results, as canonical text.
 
 All dialects come to the same parts where they say the same (B32-B39). What cannot be put into words exactly is refused:
 a conversation that is hashed loosely could be taken for another.
@@ -6,14 +6,16 @@ a conversation that is hashed loosely could be taken for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
 from gym_ray import exact_json
 
 __all__ = [
+    "Call",
+    "Part",
+    "Result",
     "as_text",
     "canonical_json",
     "canonicalize_tool_arguments",
@@ -24,8 +26,12 @@ __all__ = [
     "tool_results",
 ]
 
-_TEXT_BLOCKS: Final = frozenset({"", "text", "input_text", "output_text"})
-_TOOL_BLOCKS: Final = frozenset({"tool_use", "tool_result"})
+Part: TypeAlias = tuple[str, str]
+Call: TypeAlias = tuple[str, str, str]
+Result: TypeAlias = tuple[str, str]
+
+_TEXT_BLOCKS: Final = ("", "text", "input_text", "output_text")
+_TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 
 
 def item_of(value: object) -> dict[str, Any]:
@@ -73,23 +79,24 @@ def canonicalize_tool_arguments(value: object) -> str:
     return canonical_json(parsed)
 
 
-def content_parts(item: dict[str, Any]) -> list[tuple[str, str]]:
+def content_parts(item: dict[str, Any]) -> list[Part]:
     """Return the parts of an item's content as (type, payload), tool blocks left out (B32).
 
     Raises:
         ValueError: The content is neither text nor a list, or a block is neither text, text block nor typed.
     """
     content = item.get("content")
-    if content is None:
+    if content is None or content == "":
         return []
     if isinstance(content, str):
-        return [("text", content)] if content else []
+        return [("text", content)]
     if not isinstance(content, list):
         raise ValueError(f"content must be text or a list of blocks, not {type(content).__name__}")  # noqa: TRY004 - B32
-    return [part for block in content for part in _block_part(block)]
+    parts = [_part(block) for block in content]
+    return [part for part in parts if part is not None]
 
 
-def tool_calls(item: dict[str, Any]) -> list[tuple[str, str, str]]:
+def tool_calls(item: dict[str, Any]) -> list[Call]:
     """Return the tool calls of an item as (id, name, canonical arguments) (B34).
 
     Raises:
@@ -97,35 +104,38 @@ def tool_calls(item: dict[str, Any]) -> list[tuple[str, str, str]]:
     """
     calls = []
     if item.get("type") == "function_call":
-        name, namespace = as_text(item.get("name")), item.get("namespace")
-        joined = f"{as_text(namespace)}__{name}" if namespace else name
-        arguments = canonicalize_tool_arguments(item.get("arguments"))
-        calls.append((as_text(item.get("call_id") or item.get("id")), joined, arguments))
-    calls += [
-        (as_text(block.get("id")), as_text(block.get("name")), canonicalize_tool_arguments(block.get("input")))
-        for block in _blocks(item, "tool_use")
-    ]
+        calls.append(_function_call(item))
+    content = item.get("content")
+    if isinstance(content, list):
+        calls += [
+            (as_text(block.get("id")), as_text(block.get("name")), canonicalize_tool_arguments(block.get("input")))
+            for block in _blocks(content, "tool_use")
+        ]
     listed = item.get("tool_calls")
-    if listed:
-        calls += [_chat_call(call) for call in _list_of(listed, "tool_calls")]
-    return calls
+    if not listed:
+        return calls
+    if not isinstance(listed, list):
+        raise ValueError(f"tool_calls must be a list, not {type(listed).__name__}")  # noqa: TRY004 - B34
+    return calls + [_chat_call(call) for call in listed]
 
 
-def tool_results(item: dict[str, Any]) -> list[tuple[str, str]]:
+def tool_results(item: dict[str, Any]) -> list[Result]:
     """Return the tool results of an item as (call id, payload) (B38).
 
     Raises:
         ValueError: A payload has no canonical JSON.
     """
     results = []
+    content = item.get("content")
     if item.get("type") == "function_call_output":
         results.append((as_text(item.get("call_id") or item.get("id")), _payload(item.get("output"))))
     elif item.get("role") == "tool":
-        results.append((as_text(item.get("tool_call_id")), _payload(item.get("content"))))
-    results += [
-        (as_text(block.get("tool_use_id") or block.get("id")), _payload(block.get("content")))
-        for block in _blocks(item, "tool_result")
-    ]
+        results.append((as_text(item.get("tool_call_id")), _payload(content)))
+    if isinstance(content, list):
+        results += [
+            (as_text(block.get("tool_use_id") or block.get("id")), _payload(block.get("content")))
+            for block in _blocks(content, "tool_result")
+        ]
     return results
 
 
@@ -138,48 +148,41 @@ def _payload(value: object) -> str:
     return value if isinstance(value, str) else canonical_json(value)
 
 
-def _block_part(block: object) -> Iterator[tuple[str, str]]:
+def _part(block: object) -> Part | None:
     if isinstance(block, str):
-        if block:
-            yield "text", block
-        return
+        return ("text", block) if block else None
     if not isinstance(block, dict):
         raise ValueError(f"a content block must be text or an object, not {type(block).__name__}")  # noqa: TRY004 - B32
     kind, text = block.get("type") or "", block.get("text")
-    if isinstance(kind, str) and kind in _TOOL_BLOCKS:
-        return
-    if isinstance(text, str) and isinstance(kind, str) and kind in _TEXT_BLOCKS:
-        if text:
-            yield "text", text
-    elif kind:
-        yield as_text(kind), canonical_json(block)
-    else:
+    if isinstance(text, str) and kind in _TEXT_BLOCKS:
+        return ("text", text) if text else None
+    if kind in _TOOL_BLOCKS:
+        return None
+    if not kind:
         raise ValueError("a content block has neither a type nor a text")
+    return as_text(kind), canonical_json(block)
 
 
-def _blocks(item: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    content = item.get("content")
-    if not isinstance(content, list):
-        return []
+def _blocks(content: list[Any], kind: str) -> list[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict) and block.get("type") == kind]
 
 
-def _list_of(value: object, what: str) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise ValueError(f"{what} must be a list, not {type(value).__name__}")
+def _function_call(item: dict[str, Any]) -> Call:
+    name, namespace = as_text(item.get("name")), item.get("namespace")
+    joined = f"{as_text(namespace)}__{name}" if namespace else name
+    return as_text(item.get("call_id") or item.get("id")), joined, canonicalize_tool_arguments(item.get("arguments"))
 
 
-def _object_or_empty(value: object, what: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"{what} must be an object, not {type(value).__name__}")
-
-
-def _chat_call(call: object) -> tuple[str, str, str]:
+def _chat_call(call: object) -> Call:
     members = _object_or_empty(call, "a tool call")
     function = _object_or_empty(members.get("function"), "the function of a tool call")
     arguments = canonicalize_tool_arguments(function.get("arguments"))
     return as_text(members.get("id")), as_text(function.get("name")), arguments
+
+
+def _object_or_empty(value: object, what: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    if value is None:
+        return {}
+    raise ValueError(f"{what} must be an object, not {type(value).__name__}")

@@ -7,22 +7,13 @@ bytes are fixed by the contract (B28); an item that cannot be hashed exactly is 
 from __future__ import annotations
 
 import hashlib
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gym_ray.token_id_capture.canonical_items import (
-    as_text,
-    canonicalize_tool_arguments,
-    content_parts,
-    is_model_authored,
-    item_of,
-    tool_calls,
-    tool_results,
-)
-from gym_ray.token_id_capture.strict_items import uncovered_json
+from gym_ray.token_id_capture.canonical_items import canonicalize_tool_arguments, is_model_authored, item_of
+from gym_ray.token_id_capture.item_bytes import context_bytes, item_bytes, spine_bytes
 
 __all__ = [
     "FINGERPRINT_VERSION",
@@ -40,9 +31,6 @@ _SPINE_DOMAIN: Final = b"nemo-gym-lineage"
 _CONTEXT_DOMAIN: Final = b"nemo-gym-lineage-context"
 _STRICT_DOMAIN: Final = b"gym-ray-strict-context-1"
 _DIGEST_BYTES: Final = 32
-_FIELD: Final = struct.Struct(">BQ")
-# Raw Anthropic history echoes them inside a message; the recorded output holds them as reasoning items (W34).
-_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
 def assistant_fingerprint(items: Sequence[object] | None) -> str:
@@ -57,7 +45,7 @@ def assistant_fingerprint(items: Sequence[object] | None) -> str:
     for item in map(item_of, items or ()):
         if is_model_authored(item):
             authored = True
-            state.update(_spine_bytes(content_parts(item), tool_calls(item)))
+            state.update(spine_bytes(item))
     return state.hexdigest() if authored else ""
 
 
@@ -71,7 +59,7 @@ def conversation_digest(items: Sequence[object] | None) -> str:
         return items.hasher.digest()
     state = hashlib.sha256(_CONTEXT_DOMAIN)
     for item in map(item_of, items or ()):
-        state.update(_context_bytes(item, content_parts(item), tool_calls(item)))
+        state.update(context_bytes(item))
     return state.hexdigest()
 
 
@@ -125,22 +113,26 @@ class ConversationHasher:
         Raises:
             ValueError: An item cannot be hashed (B31-B33); the items before it are taken, it and the rest are not.
         """
-        for item in items:
-            self._feed_one(item_of(item))
+        hashes, written = self._hashes, []
+        state, digests = hashes.context, hashes.digests
+        try:
+            for item in map(item_of, items):
+                spine, context, uncovered = item_bytes(item)
+                state.update(context)
+                digests += state.copy().digest()
+                if spine is not None:
+                    written.append(spine)
+                if uncovered:
+                    self._note(uncovered)
+        finally:
+            hashes.spine.update(b"".join(written))
+            hashes.model_items += len(written)
 
-    def _feed_one(self, item: dict[str, Any]) -> None:
-        parts, calls = content_parts(item), tool_calls(item)
-        context, uncovered = _context_bytes(item, parts, calls), uncovered_json(item)
-        if is_model_authored(item):
-            self._hashes.spine.update(_spine_bytes(parts, calls))
-            self._hashes.model_items += 1
-        self._hashes.context.update(context)
-        self._hashes.digests += self._hashes.context.copy().digest()
-        if uncovered:
-            at = self.item_count
-            before = self._hashes.uncovered[-1]
-            self._hashes.uncovered.append(hashlib.sha256(b"%b%d:%b" % (before, at, uncovered)).digest())
-            self._hashes.uncovered_at.append(at)
+    def _note(self, uncovered: bytes) -> None:
+        """Chain what the context digest leaves out of the last item."""
+        hashes, at = self._hashes, self.item_count
+        hashes.uncovered.append(hashlib.sha256(b"%b%d:%b" % (hashes.uncovered[-1], at, uncovered)).digest())
+        hashes.uncovered_at.append(at)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of everything that the model wrote so far; empty if it wrote nothing (B29)."""
@@ -187,29 +179,3 @@ class HashedItems(list[object]):
     def __init__(self, items: Iterable[object], hasher: ConversationHasher) -> None:
         super().__init__(items)
         self.hasher = hasher
-
-
-def _spine_bytes(parts: list[tuple[str, str]], calls: list[tuple[str, str, str]]) -> bytes:
-    pieces = [_fields(0x00, part) for part in parts if part[0] not in _THINKING]
-    pieces += [_fields(0x02, call) for call in calls]
-    return b"".join(pieces)
-
-
-def _context_bytes(item: dict[str, Any], parts: list[tuple[str, str]], calls: list[tuple[str, str, str]]) -> bytes:
-    pieces = [_fields(0x00, (as_text(item.get("role") or item.get("type") or ""),))]
-    pieces += [_fields(0x01, part) for part in parts]
-    pieces += [_fields(0x03, call) for call in calls]
-    pieces += [_fields(0x06, result) for result in tool_results(item)]
-    return b"".join(pieces)
-
-
-def _fields(first_tag: int, texts: tuple[str, ...]) -> bytes:
-    """Return tag, length and UTF-8 of each text, the tags counting up from ``first_tag`` (B28)."""
-    pieces: list[bytes] = []
-    for tag, text in enumerate(texts, first_tag):
-        try:
-            encoded = text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("a conversation item holds a lone surrogate, which has no UTF-8 form") from None
-        pieces += (_FIELD.pack(tag, len(encoded)), encoded)
-    return b"".join(pieces)

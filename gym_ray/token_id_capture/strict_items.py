@@ -1,14 +1,14 @@
 """What the conversation digest leaves out of an item, so that a second, stricter digest can cover it (W33).
 
 The digest of the contract does not see error flags, names, refusals, reasoning and the content of custom tool items.
-Everything that may reach the model is covered here; members that never do, such as cache markers, are left out, since
+Everything that may reach the model is covered here. Members that never do, such as cache markers, are left out, since
 agents change them from turn to turn.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Callable
 from typing import Any, Final
 
 from gym_ray.token_id_capture.canonical_items import canonical_json
@@ -18,16 +18,25 @@ __all__ = ["uncovered_json"]
 
 # Bookkeeping of a dialect, and token arrays that an agent echoes: no chat template shows any of it to the model.
 _UNSEEN: Final = frozenset({"annotations", "cache_control", "logprobs", "status", *TOKEN_FIELDS})
-_HASHED_TYPES: Final = frozenset({"message", "function_call", "function_call_output"})
-_OF_A_FUNCTION_CALL: Final = frozenset({"call_id", "name", "namespace", "arguments"})
-_OF_A_FUNCTION_OUTPUT: Final = frozenset({"call_id", "output"})
-_OF_A_TEXT_BLOCK: Final = frozenset({"type", "text"})
-_OF_A_TOOL_BLOCK: Final = {
-    "tool_use": frozenset({"type", "id", "name", "input"}),
-    "tool_result": frozenset({"type", "tool_use_id", "id", "content"}),
+_OF_ANY_ITEM: Final = _UNSEEN | {"role", "content", "tool_calls"}
+_OF_A_ROLE: Final = _OF_ANY_ITEM | {"id"}  # the item's own name, not one that the model is shown
+_OF_A_TOOL_ROLE: Final = _OF_A_ROLE | {"tool_call_id"}
+_OF_A_TYPE: Final = _OF_ANY_ITEM | {"type"}
+_OF_A_KIND: Final = {
+    "message": _OF_A_TYPE | {"id"},
+    "reasoning": _OF_A_TYPE | {"id"},
+    "function_call": _OF_A_TYPE | {"id", "call_id", "name", "namespace", "arguments"},
+    "function_call_output": _OF_A_TYPE | {"id", "call_id", "output"},
 }
-_TEXT_BLOCKS: Final = frozenset({"text", "input_text", "output_text"})
-_PLAIN_MEMBERS: Final = frozenset({"role", "content"})
+_OF_A_TEXT_BLOCK: Final = _UNSEEN | {"type", "text"}
+_OF_A_TOOL_BLOCK: Final = {
+    "tool_use": _UNSEEN | {"type", "id", "name", "input"},
+    "tool_result": _UNSEEN | {"type", "tool_use_id", "id", "content"},
+}
+_OF_A_CALL: Final = _UNSEEN | {"id", "function", "index"}
+_OF_A_FUNCTION_CALL: Final = _OF_A_CALL | {"type"}
+_OF_A_FUNCTION: Final = frozenset({"name", "arguments"})
+_TEXT_BLOCKS: Final = (None, "", "text", "input_text", "output_text")
 
 
 def uncovered_json(item: dict[str, Any]) -> bytes:
@@ -36,66 +45,53 @@ def uncovered_json(item: dict[str, Any]) -> bytes:
     Raises:
         ValueError: Something in it has no JSON form at all.
     """
-    content = item.get("content")
-    if item.keys() <= _PLAIN_MEMBERS and not isinstance(content, list):
+    content, calls = item.get("content"), item.get("tool_calls")
+    blocks_left = _each(content, _left_of_block) if isinstance(content, list) else []
+    calls_left = _each(calls, _left_of_call) if isinstance(calls, list) else []
+    item_left = _without(item, _covered_members(item))
+    if not (blocks_left or calls_left or item_left):
         return b""
-    left = {
-        "blocks": _of_list(content, _of_block),
-        "calls": _of_list(item.get("tool_calls"), _of_call),
-        "item": _without(item, _covered_members(item)),
-    }
-    left = {name: value for name, value in left.items() if value}
-    return _json(left) if left else b""
+    return _json({"blocks": blocks_left, "calls": calls_left, "item": item_left})
 
 
 def _covered_members(item: dict[str, Any]) -> frozenset[str]:
     role, kind = item.get("role"), item.get("type")
-    covered = {"role", "content", "tool_calls"}
-    if not role or kind in _HASHED_TYPES:
-        covered.add("type")
-    if kind == "function_call":
-        covered |= _OF_A_FUNCTION_CALL
-    elif kind == "function_call_output":
-        covered |= _OF_A_FUNCTION_OUTPUT
-    elif role == "tool":
-        covered.add("tool_call_id")
-    if role or kind in _HASHED_TYPES or kind == "reasoning" or item.get("call_id"):
-        covered.add("id")  # the item's own name, not one that the model is shown
-    return frozenset(covered)
+    covered = _OF_A_KIND.get(kind) if isinstance(kind, str) else None
+    if covered is None:
+        covered = _OF_A_ROLE if role else _OF_A_TYPE
+        if item.get("call_id"):
+            covered |= {"id"}
+    if role == "tool" and kind != "function_call_output":
+        return _OF_A_TOOL_ROLE if covered is _OF_A_ROLE else covered | {"tool_call_id"}
+    return covered
 
 
-def _of_list(values: object, left_of: Any) -> list[list[Any]]:
-    if not isinstance(values, list):
-        return []
-    pairs = [[at, left_of(value)] for at, value in enumerate(values) if isinstance(value, dict)]
+def _each(values: list[Any], left_of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    pairs = [(at, left_of(value)) for at, value in enumerate(values) if isinstance(value, dict)]
     return [pair for pair in pairs if pair[1]]
 
 
-def _of_block(block: dict[str, Any]) -> dict[str, Any]:
+def _left_of_block(block: dict[str, Any]) -> dict[str, Any]:
     kind = block.get("type")
+    if isinstance(block.get("text"), str) and kind in _TEXT_BLOCKS:
+        return _without(block, _OF_A_TEXT_BLOCK)
     if isinstance(kind, str) and kind in _OF_A_TOOL_BLOCK:
         return _without(block, _OF_A_TOOL_BLOCK[kind])
-    if isinstance(block.get("text"), str) and (not kind or kind in _TEXT_BLOCKS):
-        return _without(block, _OF_A_TEXT_BLOCK)
     return {}  # any other block is in the digest as a whole
 
 
-def _of_call(call: dict[str, Any]) -> dict[str, Any]:
-    left = _without(call, ("id", "function", "index"))
-    if left.get("type") == "function":
-        del left["type"]
+def _left_of_call(call: dict[str, Any]) -> dict[str, Any]:
+    left = _without(call, _OF_A_FUNCTION_CALL if call.get("type") == "function" else _OF_A_CALL)
     function = call.get("function")
-    if isinstance(function, dict) and (of_function := _without(function, ("name", "arguments"))):
+    if isinstance(function, dict) and (of_function := _without(function, _OF_A_FUNCTION)):
         left["function"] = of_function
     return left
 
 
-def _without(members: dict[str, Any], covered: Container[str]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in members.items()
-        if value is not None and name not in covered and name not in _UNSEEN
-    }
+def _without(members: dict[str, Any], covered: frozenset[str]) -> dict[str, Any]:
+    if members.keys() <= covered:
+        return {}
+    return {name: value for name, value in members.items() if name not in covered and value is not None}
 
 
 def _json(value: object) -> bytes:
