@@ -83,7 +83,9 @@ def _with_defaults(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _anthropic_items(content: object) -> list[dict[str, Any]]:
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _listed(content)
+    blocks = _listed(content)
+    if isinstance(content, str) and content:
+        blocks = [{"type": "text", "text": content}]
     kinds = [block.get("type") if isinstance(block, dict) else None for block in blocks]
     items = []
     for block, kind in zip(blocks, kinds, strict=True):
