@@ -1,0 +1,339 @@
+"""From the records of one rollout to its trajectory, with a verdict: deliver or mask, and why (B119, B120).
+
+A rollout is masked whenever anything about it is unproved. What a capture holds never raises here: one that cannot be
+read or built becomes a masked build that says so, because one bad rollout must not end a run. Reading may freeze a
+capture; nothing here drops one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from gym_ray.token_id_capture.builder import (
+    PER_REQUEST,
+    PREFIX_MERGING,
+    TERMINAL_DELIVERED,
+    BuildOutput,
+    run_builder,
+)
+from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.projection import assert_prefix_contiguity, main_chain, project_main_chain_response
+from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
+from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.rows import NOTHING_GENERATED, TrainingRow, training_rows
+from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
+
+__all__ = [
+    "ATTRIBUTION_ERROR",
+    "BUILD_FAILED",
+    "CAPTURE_INCOMPLETE",
+    "FREEZE_FAILED",
+    "NOTHING_GENERATED",
+    "NO_TOKEN_RECORDS",
+    "SEVERAL_CHAINS",
+    "SEVERAL_ROOTS",
+    "UNRESOLVED_PARENT_CALLS",
+    "UNRESOLVED_RETRIES",
+    "AssembledRollout",
+    "Ending",
+    "assemble",
+    "trajectories_from_source",
+]
+
+CAPTURE_INCOMPLETE: Final = "capture_incomplete"
+UNRESOLVED_PARENT_CALLS: Final = "unresolved_parent_calls"
+UNRESOLVED_RETRIES: Final = "unresolved_retries"
+SEVERAL_ROOTS: Final = "several_roots"
+SEVERAL_CHAINS: Final = "several_chains"
+NO_TOKEN_RECORDS: Final = "no_token_records"  # noqa: S105 - a reason, not a secret
+FREEZE_FAILED: Final = "freeze_failed"
+BUILD_FAILED: Final = "build_failed"
+
+ATTRIBUTION_ERROR: Final = "attribution_error"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known about how a rollout ended, from outside its capture (B112).
+
+    Attributes:
+        verified_response: The response object that was scored, None without one.
+        explicit_terminal_call_id: The call that the agent named as its last.
+        declared_response_id: The id of the response that the agent named as its last.
+    """
+
+    verified_response: Mapping[str, Any] | None = None
+    explicit_terminal_call_id: str | None = None
+    declared_response_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledRollout:
+    """A built rollout and its verdict.
+
+    Attributes:
+        rollout_id: The rollout.
+        builder: Name of the builder.
+        metrics: The contract's metrics (B120), and ``capture_problems`` (reason to count) where there are any.
+        output: What was built, None if that failed.
+        response: The main chain as a response with token arrays; None if it failed or was not asked for.
+        mask_sample: Whether a trainer must skip the rollout.
+        reasons: Codes of why it is masked: at least one if it is, none if it is not.
+        problems: What the capture says is wrong with it.
+        error: Why there is nothing to deliver, "" when there is.
+        snapshot: Id and version of the snapshot that was built; None if there is none.
+    """
+
+    rollout_id: str
+    builder: str
+    metrics: dict[str, Any]
+    output: BuildOutput | None = None
+    response: dict[str, Any] | None = None
+    mask_sample: bool = True
+    reasons: tuple[str, ...] = ()
+    problems: tuple[CaptureProblem, ...] = ()
+    error: str = ""
+    snapshot: tuple[str, int] | None = None
+
+    def rows(
+        self, *, branches: bool = False, shared_prefix_loss: Literal["first", "all"] = "first"
+    ) -> list[TrainingRow]:
+        """Return the training rows, each with this verdict; none if nothing could be built."""
+        if self.output is None:
+            return []
+        return training_rows(
+            self.rollout_id,
+            self.output,
+            branches=branches,
+            shared_prefix_loss=shared_prefix_loss,
+            mask_sample=self.mask_sample,
+            reasons=self.reasons,
+        )
+
+    def as_build(self) -> dict[str, Any]:
+        """Return the build as the contract lays it out (B119, B120), with ``mask_reasons``."""
+        build: dict[str, Any] = {
+            "rollout_id": self.rollout_id,
+            "builder": self.builder,
+            "rebuilt_response": self.response,
+            "mask_sample": self.mask_sample,
+            "mask_reasons": list(self.reasons),
+            "metrics": self.metrics,
+        }
+        if self.error:
+            build["error"] = self.error
+        elif self.output is not None:
+            build["unresolved_retries"] = list(self.output.notes.unresolved_retries)
+            build["unresolved_parent_calls"] = list(self.output.notes.unresolved_parent_calls)
+        if self.snapshot is not None:
+            snapshot_id, version = self.snapshot
+            build["_capture_snapshot"] = {"snapshot_id": snapshot_id, "version": version}
+        return build
+
+
+async def trajectories_from_source(
+    rollout_id: str,
+    source: TokenSource,
+    *,
+    model: str = "",
+    builder: str = PREFIX_MERGING,
+    verified_response: Mapping[str, Any] | None = None,
+    explicit_terminal_call_id: str | None = None,
+    declared_response_id: str | None = None,
+) -> dict[str, Any]:
+    """Freeze a rollout's capture and build it, off the event loop, with one run of the builder (B119).
+
+    Args:
+        rollout_id: The rollout.
+        source: Where its capture is.
+        model: Model name of the rebuilt response.
+        builder: Name of the builder.
+        verified_response: The response that was scored.
+        explicit_terminal_call_id: The call that the agent named as its last.
+        declared_response_id: The id of the response that the agent named as its last.
+
+    Returns:
+        The build (B119, B120): ``rollout_id``, ``builder``, ``rebuilt_response``, ``mask_sample``, ``mask_reasons``,
+        ``metrics``; ``unresolved_retries`` and ``unresolved_parent_calls`` if it was built, else ``error``; and
+        ``_capture_snapshot`` unless freezing failed. It never raises for what the capture holds.
+    """
+    ending = Ending(verified_response, explicit_terminal_call_id, declared_response_id)
+    try:
+        snapshot = await source.freeze(rollout_id)
+    except Exception as error:  # noqa: BLE001 - whatever a source raises, its rollout is masked and the run goes on (B137)
+        return _unfrozen(rollout_id, builder, error).as_build()
+    assembled = await asyncio.to_thread(_assemble_snapshot, rollout_id, snapshot, model, builder, ending)
+    return assembled.as_build()
+
+
+def _unfrozen(rollout_id: str, builder: str, error: Exception) -> AssembledRollout:
+    message = f"{FREEZE_FAILED}: {type(error).__name__}: {error}"
+    return AssembledRollout(rollout_id, builder, {"n_calls": 0}, error=message, reasons=(FREEZE_FAILED,))
+
+
+def _assemble_snapshot(
+    rollout_id: str, snapshot: TokenCaptureSnapshot, model: str, builder: str, ending: Ending
+) -> AssembledRollout:
+    assembled = assemble(
+        rollout_id,
+        snapshot.packed,
+        incomplete=snapshot.incomplete,
+        problems=snapshot.problems,
+        ending=ending,
+        builder=builder,
+        model=model,
+        project=True,
+    )
+    return replace(assembled, snapshot=(snapshot.snapshot_id, snapshot.version))
+
+
+def assemble(
+    rollout_id: str,
+    entries: Sequence[TokenEntry | PackedEntry],
+    *,
+    incomplete: bool = False,
+    problems: Sequence[CaptureProblem] = (),
+    ending: Ending | None = None,
+    builder: str = PREFIX_MERGING,
+    model: str = "",
+    project: bool = False,
+) -> AssembledRollout:
+    """Build the records of a rollout once and decide whether it can be trained on.
+
+    Pure: nothing is read or written. Time and memory are linear in the tokens, except that a projected response
+    repeats each prompt (B116).
+
+    Args:
+        rollout_id: The rollout.
+        entries: Its records, in any order.
+        incomplete: Something was lost, or may have been.
+        problems: What is known to be wrong; any of them makes the rollout incomplete.
+        ending: How the rollout ended.
+        builder: Name of the builder.
+        model: Model name of the projected response.
+        project: Also render the main chain as a response with token arrays.
+    """
+    ending = ending or Ending()
+    if not entries:
+        message = f"{NO_TOKEN_RECORDS}: nothing was recorded of the tokens of rollout {rollout_id}"
+        failed = AssembledRollout(rollout_id, builder, {"n_calls": 0}, error=message, reasons=(NO_TOKEN_RECORDS,))
+        return _with_problems(failed, incomplete, problems)
+    attribution = _attribute(entries, ending)
+    try:
+        built = _build(rollout_id, entries, attribution, ending, builder, model, project)
+    except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:
+        metrics = {"n_calls": len(entries), "terminal_attribution": _attribution_metric(attribution, "error")}
+        message = f"{BUILD_FAILED}: {type(error).__name__}: {error}"
+        built = AssembledRollout(rollout_id, builder, metrics, error=message, reasons=(BUILD_FAILED,))
+    return _with_problems(built, incomplete, problems)
+
+
+def _attribute(entries: Sequence[TokenEntry | PackedEntry], ending: Ending) -> TerminalAttribution:
+    try:
+        return resolve_terminal(
+            entries,
+            ending.verified_response,
+            ending.explicit_terminal_call_id,
+            declared_response_id=ending.declared_response_id,
+        )
+    except Exception:  # noqa: BLE001 - whatever a response holds, a rollout without a known end can be built, and masked if need be
+        _log.warning("%s: its last call could not be looked for", entries[0].rollout_id, exc_info=True)
+        return TerminalAttribution(None, "", ATTRIBUTION_ERROR)
+
+
+def _build(
+    rollout_id: str,
+    entries: Sequence[TokenEntry | PackedEntry],
+    attribution: TerminalAttribution,
+    ending: Ending,
+    builder: str,
+    model: str,
+    project: bool,
+) -> AssembledRollout:
+    if project and builder == PER_REQUEST:
+        raise ValueError(f"builder {builder!r} makes one sequence a call, and a response holds one: take its rows")
+    output = run_builder(entries, builder, attribution.model_call_id)
+    response = None
+    if not output.chains or builder != PER_REQUEST:
+        main_chain(output)  # raises where there is nothing to deliver
+    for chain in output.chains:
+        chain.validate()
+    if project:
+        response = project_main_chain_response(rollout_id, output, model)
+        assert_prefix_contiguity(response)
+    reasons = _verdict(output, attribution, ending)
+    return AssembledRollout(
+        rollout_id,
+        builder,
+        _metrics(len(entries), output, attribution),
+        output=output,
+        response=response,
+        mask_sample=bool(reasons),
+        reasons=reasons,
+    )
+
+
+def _verdict(output: BuildOutput, attribution: TerminalAttribution, ending: Ending) -> tuple[str, ...]:
+    """Return why the rollout is masked as far as the build goes, nothing if it is not (the table of B120)."""
+    if not any(chain.generated for chain in output.chains):
+        return (NOTHING_GENERATED,)
+    notes = output.notes
+    if notes.builder == PER_REQUEST:  # its sequences stand alone: no link, root or end can be wrong
+        return (UNRESOLVED_PARENT_CALLS,) if notes.unresolved_parent_calls else ()
+    if notes.terminal_chain == TERMINAL_DELIVERED:
+        return ()
+    if attribution.model_call_id is not None or ending.declared_response_id is not None:
+        return (f"terminal_{notes.terminal_chain or 'not_attributed'}",)
+    doubts = {
+        UNRESOLVED_RETRIES: bool(notes.unresolved_retries),
+        UNRESOLVED_PARENT_CALLS: bool(notes.unresolved_parent_calls),
+        SEVERAL_ROOTS: notes.roots != 1,
+        SEVERAL_CHAINS: notes.chains != 1,
+    }
+    return tuple(reason for reason, holds in doubts.items() if holds)
+
+
+def _metrics(n_calls: int, output: BuildOutput, attribution: TerminalAttribution) -> dict[str, Any]:
+    notes = output.notes
+    return {
+        "n_calls": n_calls,
+        "terminal_attribution": _attribution_metric(attribution, notes.terminal_chain),
+        "chains": notes.chains,
+        "roots": notes.roots,
+        "quarantined_calls": len(output.quarantined),
+        "quarantined_fraction": round(len(output.quarantined) / n_calls, 4),
+        "delivered_fraction": notes.delivered_fraction,
+        "generated_tokens_captured": notes.generated_tokens_captured,
+        "generated_tokens_delivered": notes.generated_tokens_delivered,
+        "parent_link_failures": dict(notes.parent_link_failures),
+        "unresolved_parent_calls": len(notes.unresolved_parent_calls),
+        "empty_generation_calls": len(notes.empty_generation_calls),
+    }
+
+
+def _attribution_metric(attribution: TerminalAttribution, chain: str) -> dict[str, Any]:
+    return {
+        "method": attribution.method or "none",
+        "call_id": attribution.model_call_id,
+        "reason": attribution.reason,
+        "chain": chain,
+    }
+
+
+def _with_problems(built: AssembledRollout, incomplete: bool, problems: Sequence[CaptureProblem]) -> AssembledRollout:
+    """Mask what was built of an incomplete capture, and name what is wrong with it (B119, B150, W39)."""
+    if not incomplete and not problems:
+        return built
+    metrics = built.metrics | {"capture_incomplete": True}
+    named = Counter(problem.reason for problem in problems)
+    if named:
+        metrics["capture_problems"] = dict(named)
+    reasons = tuple(dict.fromkeys((CAPTURE_INCOMPLETE, *named, *built.reasons)))
+    return replace(built, metrics=metrics, mask_sample=True, reasons=reasons, problems=tuple(problems))
