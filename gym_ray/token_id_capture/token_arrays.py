@@ -78,23 +78,12 @@ def pack_log_probs(values: LogProbs) -> FloatArray:
         ValueError: A value is not a number, or is NaN or infinite (W21); its index is named. Or the values are no
             one-dimensional sequence.
     """
-    if isinstance(values, memoryview | array):
-        values = np.asarray(values)
-    if not isinstance(values, np.ndarray):
-        packed = _float_list(_listed(values, "log probs"))
-    elif values.ndim != 1:
-        raise ValueError(f"log probs must be one-dimensional, not of shape {values.shape}")
-    elif values.dtype == np.float32:
-        packed = values
-    elif values.dtype.kind in "fiu":
-        packed = values.astype(np.float64)
-    else:
-        packed = _float_list(values.tolist())
+    packed = _float_array(np.asarray(values) if isinstance(values, memoryview | array) else values)
     finite = np.isfinite(packed)
     if not finite.all():
         at = int(np.argmin(finite))
         raise ValueError(f"log prob {packed[at]} at index {at} is not finite")
-    return _frozen(_narrow_floats(packed))
+    return _frozen(_narrowed(packed))
 
 
 def encode_packed(ids: TokenArray) -> bytes:
@@ -216,9 +205,17 @@ def _pack_id_array(values: NDArray[Any]) -> TokenArray:
         at = int(np.argmax(values < 0))
         raise ValueError(f"token id {values[at]} at index {at} is negative")
     wide = values.itemsize > 4 and values.size and int(values.max()) >= _NARROW_LIMIT
-    dtype = np.dtype(np.uint64 if wide else np.uint32)
-    shared = values.dtype == dtype and not values.flags.writeable and values.flags.c_contiguous
-    return _frozen(values if shared else values.astype(dtype, order="C"))
+    return _frozen(_owned(values, np.uint64 if wide else np.uint32))
+
+
+def _float_array(values: Any) -> NDArray[Any]:
+    if not isinstance(values, np.ndarray):
+        return _float_list(_listed(values, "log probs"))
+    if values.ndim != 1:
+        raise ValueError(f"log probs must be one-dimensional, not of shape {values.shape}")
+    if values.dtype == np.float32:
+        return _owned(values, np.float32)
+    return _owned(values, np.float64) if values.dtype.kind in "fiu" else _float_list(values.tolist())
 
 
 def _float_list(values: Sequence[Any]) -> NDArray[np.float64]:
@@ -237,10 +234,13 @@ def _first_no_float(values: Sequence[Any]) -> str:
     return "log probs are not numbers"
 
 
-def _narrow_floats(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype == np.float32:
-        kept = not values.flags.writeable and values.flags.c_contiguous
-        return values if kept else values.astype(np.float32, order="C")
+def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore", under="ignore"):
-        narrow = values.astype(np.float32)
+        narrow = values.astype(np.float32, copy=False)
     return narrow if np.array_equal(narrow, values) else values
+
+
+def _owned(values: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the values in the given type: themselves if nobody can change them, else a copy."""
+    shared = values.dtype == dtype and not values.flags.writeable and values.flags.c_contiguous
+    return values if shared else values.astype(dtype, order="C")
