@@ -6,6 +6,9 @@ page is gathered here under its public names.
 
 from __future__ import annotations
 
+from gym_ray.token_id_capture.continuation import stamp_continuation
+from gym_ray.token_id_capture.conversation_cache import ConversationCache
+from gym_ray.token_id_capture.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.parent_links import (
     AMBIGUOUS_REASON,
     LOOKUP_ERROR_REASON,
@@ -25,7 +28,10 @@ __all__ = [
     "NO_MATCH_REASON",
     "RESOLVER_UNAVAILABLE_REASON",
     "SEEDED_ROOT_REASON",
+    "ConversationCache",
+    "InMemoryLineageResolver",
     "LineageMatch",
     "LineageResolution",
     "LineageResolver",
+    "stamp_continuation",
 ]
