@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from gym_ray.errors import EngineError, InvalidRequestError
 from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
 from gym_ray.model_call_capture.exchange import publish_request
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
+from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
 from gym_ray.model_server.disconnect import CancelOnDisconnect
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
@@ -44,12 +45,20 @@ from gym_ray.model_server.errors_wire import (
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import request_headers
 from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
+from gym_ray.model_server.replayed import CallFailedError
+from gym_ray.model_server.token_calls import TokenCall, TokenCalls
+from gym_ray.model_server.token_forwarding import TokenForwarding
+from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH, weight_version_endpoint
+
+if TYPE_CHECKING:
+    from gym_ray.token_id_capture.call_capture import TokenCapture
 
 __all__ = ["AppOptions", "build_app"]
 
 _log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
+_TOKENIZE_PATH = "/tokenize"
 _SHARED_BYTES = 128 * 1024
 """A larger request is not kept in its parsed form for the capture: that takes several times its bytes."""
 
@@ -64,12 +73,15 @@ class AppOptions:
         bridge: How all others are served.
         tokenize: Returns the prompt ids of a body in the engine's dialect; where it is given, ``POST /tokenize``
             answers a Responses body with them (A173).
+        non_generating: (method, path) pairs of this server beside the known ones that generate nothing, so that a
+            training call there marks no rollout (B129).
     """
 
     max_body_bytes: int = 64 * 1024**2
     forwarded: frozenset[str] | None = None
     bridge: BridgeOptions = field(default_factory=BridgeOptions)
     tokenize: Callable[[Mapping[str, Any]], Awaitable[list[int]]] | None = None
+    non_generating: frozenset[tuple[str, str]] = frozenset()
 
 
 def build_app(
@@ -80,6 +92,7 @@ def build_app(
     run_token: str | None = None,
     options: AppOptions | None = None,
     child: ChildInterpreter[Any] | None = None,
+    tokens: TokenCapture | None = None,
 ) -> Starlette:
     """Build the application of one model server.
 
@@ -95,22 +108,34 @@ def build_app(
         options: How the server behaves.
         child: Interpreter of :func:`~gym_ray.model_server.heavy_bodies.body_work`, owned by the caller; None parses
             heavy bodies here, on a thread.
+        tokens: Keeps the tokens of training calls (B77), owned by the caller; None keeps none.
     """
     options = options or AppOptions()
-    service = _Service(engine, server_name, run_token, options, child)
+    service = _Service(engine, server_name, run_token, options, child, tokens)
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
     routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
     if options.tokenize is not None:
-        routes.append(Route("/tokenize", service.tokenize(options.tokenize), methods=["POST"]))
+        routes.append(Route(_TOKENIZE_PATH, service.tokenize(options.tokenize), methods=["POST"]))
     routes.append(Route("/v1/models", service.models, methods=["GET"]))
     routes.append(Route("/health", service.health, methods=["GET"]))
     if capture is not None:
         routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token), methods=["POST"]))
+    if tokens is not None:
+        endpoint = weight_version_endpoint(tokens, service.check_token)
+        routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))
+    training = None if tokens is None else UnobservedTrainingCalls(tokens.mark_soon, _non_generating(options))
     return Starlette(
         routes=routes,
-        middleware=[Middleware(CancelOnDisconnect), Middleware(CaptureMiddleware, writer=capture)],
+        middleware=[
+            Middleware(CancelOnDisconnect),
+            Middleware(CaptureMiddleware, writer=capture, training=training),
+        ],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
+
+
+def _non_generating(options: AppOptions) -> frozenset[tuple[str, str]]:
+    return options.non_generating | ({("POST", _TOKENIZE_PATH)} if options.tokenize is not None else frozenset())
 
 
 class _Service:
@@ -121,6 +146,7 @@ class _Service:
         run_token: str | None,
         options: AppOptions,
         child: ChildInterpreter[Any] | None,
+        tokens: TokenCapture | None,
     ) -> None:
         self._engine = engine
         self._server_name = server_name
@@ -129,28 +155,32 @@ class _Service:
         self._forwarded = engine.dialects if options.forwarded is None else options.forwarded
         self._bridged = BridgedRoute(engine, server_name, options.bridge)
         self._child = child
+        self._token_calls = TokenCalls(tokens, engine, self._forwarded)
+        self._token_forwarding = TokenForwarding(engine)
 
     async def generate(self, request: Request) -> Response:
         """Answer one generation request from the engine."""
         dialect = DIALECT_BY_PATH.get(request.scope["path"])
         if dialect is None:  # the router lets a trailing line feed through
             raise HTTPException(404)
-        self._check_token(request)
+        self.check_token(request)
         raw = await self._read_body(request)
         try:
-            body = await self._parse(raw, dialect)
+            body = await self._parse(raw, dialect, whole=self._token_calls.concerns(request.scope))
         except InvalidBodyError as problem:
             return invalid_body_response(dialect, problem)
         if isinstance(body, dict) and len(raw) <= _SHARED_BYTES:
             publish_request(request.scope, body)
-        if dialect not in self._forwarded:
-            return await self._bridged.respond(request, dialect, body, len(raw))
-        return await self._forward(request, EngineRequest(dialect, body, raw, *_passed_on(request)))
+        call = self._token_calls.begin(request.scope, dialect, body)
+        if dialect not in self._forwarded if call is None else not call.way.forwarded:
+            return await self._bridged.respond(request, dialect, body, len(raw), call)
+        asked = EngineRequest(dialect, body, raw, *_passed_on(request))
+        return await (self._forward(request, asked) if call is None else self._forward_tokens(request, asked, call))
 
-    async def _parse(self, raw: bytes, dialect: str) -> Mapping[str, Any]:
+    async def _parse(self, raw: bytes, dialect: str, *, whole: bool) -> Mapping[str, Any]:
         if not is_heavy(raw):
             return _parse_object(raw)
-        if self._child is None or dialect not in self._forwarded:
+        if self._child is None or whole or dialect not in self._forwarded:
             return await asyncio.to_thread(_parse_object, raw)
         try:
             return await parse_heavy(self._child, raw)
@@ -168,9 +198,17 @@ class _Service:
         publish_answer(request.scope, answer, streamed=asked.stream)
         return _EngineResponse(answer)
 
+    async def _forward_tokens(self, request: Request, asked: EngineRequest, call: TokenCall) -> Response:
+        try:
+            return await self._token_forwarding.respond(request, asked, call)
+        except CallFailedError as failure:
+            return failure.response
+        except EngineError as exc:
+            return self._engine_failed(asked.dialect, exc)
+
     async def count_tokens(self, request: Request) -> Response:
         """Answer ``POST /v1/messages/count_tokens`` from the engine; nothing is generated."""
-        self._check_token(request)
+        self.check_token(request)
         raw = await self._read_body(request)
         try:
             body = _parse_object(raw)
@@ -187,7 +225,7 @@ class _Service:
         """Return the endpoint that answers a Responses body with the ids of its prompt: ``{"tokens": [int, …]}``."""
 
         async def endpoint(request: Request) -> Response:
-            self._check_token(request)
+            self.check_token(request)
             raw = await self._read_body(request)
             try:
                 bridge = await self._bridged.bridge(RESPONSES, _parse_object(raw), len(raw))
@@ -204,7 +242,7 @@ class _Service:
 
     async def models(self, request: Request) -> Response:
         """Answer ``GET /v1/models`` from the engine."""
-        self._check_token(request)
+        self.check_token(request)
         try:
             return _EngineResponse(await self._engine.models())
         except EngineError as exc:
@@ -223,7 +261,8 @@ class _Service:
             _log.warning("%s: answered %d: %s", self._server_name, error.status, error.message)
         return engine_error_response(dialect, error)
 
-    def _check_token(self, request: Request) -> None:
+    def check_token(self, request: Request) -> None:
+        """Refuse a request without the run's token; 401."""
         if self._run_token is None:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")

@@ -1,6 +1,7 @@
 """Serves clients whose dialect the engine does not speak: check, convert, ask for a complete answer, convert back.
 
-Where the client streams, the answer is replayed as server-sent events once it is complete (A132, A136).
+Where the client streams, the answer is replayed as server-sent events once it is complete (A132, A136). The tokens of a
+training call are kept before anything of its answer is delivered (B77).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_ray import exact_json
-from gym_ray.dialects import RESPONSES
+from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.dialects.conversion.bridge import Bridge, dialect_to_ask
 from gym_ray.dialects.conversion.preparation import PreparedRequest, prepare
 from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.terminal import is_error_payload
 from gym_ray.errors import EngineError, InvalidRequestError, UnsupportedRequestError
 from gym_ray.model_call_capture.exchange import publish_usage
-from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
+from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.errors_wire import (
     converted_error_response,
     engine_error_response,
@@ -32,6 +33,8 @@ from gym_ray.model_server.errors_wire import (
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import dialect_free_headers, request_headers
 from gym_ray.model_server.replayed import CallFailedError, ReplayedStream
+from gym_ray.model_server.token_answers import tokens_in, without_tokens
+from gym_ray.model_server.token_calls import TokenCall
 
 __all__ = ["BridgeOptions", "BridgedRoute"]
 
@@ -64,6 +67,17 @@ class BridgeOptions:
     extensions: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request, converted and ready to be sent; ``call`` is the training call that it is, opened."""
+
+    request: Request
+    bridge: Bridge
+    body: bytes
+    call: TokenCall | None
+    tokens: TokenRequest | None
+
+
 class BridgedRoute:
     """Answers requests of any dialect from an engine that is asked in the nearest one it speaks.
 
@@ -78,7 +92,9 @@ class BridgedRoute:
         self._server_name = server_name
         self._options = options
 
-    async def respond(self, request: Request, dialect: str, body: Mapping[str, Any], size: int) -> Response:
+    async def respond(
+        self, request: Request, dialect: str, body: Mapping[str, Any], size: int, call: TokenCall | None = None
+    ) -> Response:
         """Answer one request.
 
         Args:
@@ -86,34 +102,40 @@ class BridgedRoute:
             dialect: The client's dialect.
             body: The parsed body.
             size: Its length in bytes.
+            call: The training call that this is, not opened yet; None when it is none.
         """
         try:
-            bridge = await self.bridge(dialect, body, size)
+            bridge = await self.bridge(dialect, body, size, call)
             raw = await _aside(size, lambda: _request_bytes(bridge.body))
+            job = _Job(request, bridge, raw, call, None if call is None else await call.open())
+        except CallFailedError as failure:
+            return failure.response
         except InvalidRequestError as error:
             return invalid_request_response(dialect, error)
         except UnsupportedRequestError as error:
             return engine_error_response(dialect, error)
         if bridge.prepared.stream:
-            return ReplayedStream(dialect, self._frames(request, bridge, raw), self._options.keep_alive_s)
+            return ReplayedStream(dialect, self._frames(job), self._options.keep_alive_s)
         try:
-            answer = await self._guarded(self._complete(request, bridge, raw, _answer_bytes), dialect)
+            answer = await self._guarded(self._complete(job, _answer_bytes), dialect)
         except CallFailedError as failure:
             return failure.response
         return Response(answer, 200, media_type="application/json")
 
-    async def bridge(self, dialect: str, body: Mapping[str, Any], size: int) -> Bridge:
+    async def bridge(self, dialect: str, body: Mapping[str, Any], size: int, call: TokenCall | None = None) -> Bridge:
         """Check and convert one request.
 
         Raises:
             InvalidRequestError: The body breaks the schema of its dialect.
             UnsupportedRequestError: A field has no form in the engine's dialect, or the engine speaks none.
         """
-        return await _aside(size, lambda: self._convert(dialect, body))
+        return await _aside(size, lambda: self._convert(dialect, body, call))
 
-    def _convert(self, dialect: str, body: Mapping[str, Any]) -> Bridge:
+    def _convert(self, dialect: str, body: Mapping[str, Any], call: TokenCall | None) -> Bridge:
         options = self._options
-        asked = dialect_to_ask(dialect, self._engine.dialects)
+        if call is not None and call.way.native:
+            return _unconverted(dialect, body, options.split_think)
+        asked = dialect_to_ask(dialect, self._engine.dialects if call is None else call.way.spoken)
         if asked is None:
             raise UnsupportedRequestError(f"the engine of model server {self._server_name!r} speaks no dialect", 501)
         prepared = prepare(dialect, body, extensions=options.extensions if dialect == RESPONSES else frozenset())
@@ -129,23 +151,40 @@ class BridgedRoute:
         bridge.body.update(carried)
         return bridge
 
-    async def _frames(self, request: Request, bridge: Bridge, body: bytes) -> Sequence[bytes]:
+    async def _frames(self, job: _Job) -> Sequence[bytes]:
         def told(answer: Mapping[str, Any]) -> Sequence[bytes]:
             return replay_frames(
-                bridge.client,
+                job.bridge.client,
                 answer,
-                include_usage=bridge.prepared.include_usage,
+                include_usage=job.bridge.prepared.include_usage,
                 incomplete_event=self._options.incomplete_event,
             )
 
-        return await self._guarded(self._complete(request, bridge, body, told), bridge.client)
+        return await self._guarded(self._complete(job, told), job.bridge.client)
 
-    async def _complete(
-        self, request: Request, bridge: Bridge, body: bytes, written: Callable[[Mapping[str, Any]], _T]
-    ) -> _T:
+    async def _complete(self, job: _Job, written: Callable[[Mapping[str, Any]], _T]) -> _T:
         """Ask the engine, and return its answer in the client's dialect as ``written`` writes it."""
+        call = job.call
+        if call is None:
+            _, answer, size = await self._ask(job)
+            return await _aside(size, lambda: written(job.bridge.answer(answer)))
+
+        def told(answer: Mapping[str, Any]) -> tuple[Mapping[str, Any], _T]:
+            whole = job.bridge.answer(answer)
+            shown = whole if call.client_wants_ids else without_tokens(whole) or whole
+            return whole, written(shown)
+
+        async with call.withdrawn_on_error():
+            reply, answer, size = await self._ask(job)
+            whole, shown = await _aside(size, lambda: told(answer))
+        await call.complete(whole, reply, tokens_in(answer))
+        return shown
+
+    async def _ask(self, job: _Job) -> tuple[EngineAnswer, dict[str, Any], int]:
+        """Return what the engine answered, the answer as an object, and its length in bytes."""
+        request, bridge = job.request, job.bridge
         headers = dialect_free_headers(request_headers(request.headers.items()))
-        asked = EngineRequest(bridge.engine, bridge.body, body, headers)
+        asked = EngineRequest(bridge.engine, bridge.body, job.body, headers, tokens=job.tokens)
         try:
             reply = await self._engine.answer(asked)
         except EngineError as error:
@@ -162,7 +201,7 @@ class BridgedRoute:
             raise self._refused(bridge.client, reply, raw)
         usage = answer.get("usage")
         publish_usage(request.scope, usage if isinstance(usage, Mapping) else None)
-        return await _aside(len(raw), lambda: written(bridge.answer(answer)))
+        return reply, answer, len(raw)
 
     def _refused(self, dialect: str, reply: EngineAnswer, raw: bytes) -> CallFailedError:
         """Pass on an engine's refusal; one that came with a status of success gets 502 (A73)."""
@@ -188,6 +227,15 @@ class BridgedRoute:
             _log.exception("%s: a converted call failed", self._server_name)
             message = f"the model server failed: {type(error).__name__}"
             raise CallFailedError(500, message, error_response(dialect, 500, message)) from error
+
+
+def _unconverted(dialect: str, body: Mapping[str, Any], split_think: bool) -> Bridge:
+    """Return the way of a streamed request to an engine of its own dialect, unchecked, for a complete answer."""
+    asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    options = body.get("stream_options")
+    wants_usage = dialect == CHAT and isinstance(options, Mapping) and bool(options.get("include_usage"))
+    prepared = PreparedRequest(asked, stream=True, include_usage=wants_usage)
+    return Bridge(dialect, dialect, asked, None, prepared, split_think)
 
 
 def _without(prepared: PreparedRequest, names: Mapping[str, Any]) -> PreparedRequest:

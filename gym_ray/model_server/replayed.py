@@ -32,6 +32,9 @@ class CallFailedError(Exception):
         super().__init__(status, message, response)
         self.status, self.message, self.response = status, message, response
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class ReplayedStream(Response):
     """Replays the frames of an answer once all of them exist.

@@ -1,0 +1,203 @@
+"""One call that is captured for training, from its request to its record (B77).
+
+Before the engine is asked a call looks its parent up and is noted durably; that may refuse it. From then on nothing
+here fails a call or changes its answer: an answer without usable tokens makes its rollout incomplete, with a reason.
+A call that is cancelled does nothing more, so that its note stays and says that tokens may be missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gym_ray.model_call_capture.exchange import (
+    ExecutionFacts,
+    TrainingCall,
+    publish_execution_facts,
+    read_training_call,
+)
+from gym_ray.model_server.engine import Engine, EngineAnswer, TokenRequest
+from gym_ray.model_server.errors_wire import error_response
+from gym_ray.model_server.replayed import CallFailedError
+from gym_ray.model_server.token_answers import (
+    asks_for_ids,
+    asks_for_several,
+    has_several_choices,
+    items_of,
+    says_something,
+)
+from gym_ray.token_id_capture.exact_tokens import (
+    ENGINE_REPORTS_NO_TOKENS,
+    IDS_MISSING,
+    MALFORMED_TOKENS,
+    SEVERAL_CHOICES,
+    TokenOutcome,
+    Untrainable,
+)
+
+if TYPE_CHECKING:
+    from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
+
+__all__ = ["TokenCall", "TokenCalls", "TokenWay"]
+
+_log = logging.getLogger(__name__)
+_NOT_NOTED: Final = "token_capture_failed"
+
+
+class TokenCalls:
+    """Begins the training calls of one server.
+
+    Args:
+        tokens: Keeps their tokens; None captures nothing.
+        engine: The model.
+        forwarded: Dialects whose requests go to the engine as they are.
+    """
+
+    def __init__(self, tokens: TokenCapture | None, engine: Engine, forwarded: frozenset[str]) -> None:
+        self._tokens, self._engine, self._forwarded = tokens, engine, forwarded
+
+    def concerns(self, scope: Mapping[str, Any]) -> bool:
+        """Whether a request is captured for training."""
+        return self._tokens is not None and read_training_call(scope) is not None
+
+    def begin(self, scope: MutableMapping[str, Any], dialect: str, body: Mapping[str, Any]) -> TokenCall | None:
+        """Return the call that a request is, None if it is not captured for training; nothing is kept yet.
+
+        Args:
+            scope: The ASGI scope.
+            dialect: The client's dialect.
+            body: The parsed request, which must not change from now on.
+        """
+        called = read_training_call(scope)
+        if self._tokens is None or called is None:
+            return None
+        capture = self._tokens.begin(called.rollout_id, called.model_call_id)
+        return TokenCall(called, capture, scope, body, self._way(dialect, streamed=body.get("stream") is True))
+
+    def _way(self, dialect: str, *, streamed: bool) -> TokenWay:
+        reported = self._engine.token_dialects
+        spoken = reported or self._engine.dialects
+        native = dialect in self._forwarded & spoken
+        return TokenWay(dialect, spoken, native, native and (bool(reported) or not streamed))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWay:
+    """How a training call goes to the engine.
+
+    Attributes:
+        dialect: The client's dialect.
+        spoken: Dialects that the engine may be asked in: those in which it reports tokens, if there are any.
+        native: The client's dialect is one of them and needs no conversion.
+        forwarded: The request goes there as it is. Not so a stream from an engine that reports no tokens: only a
+            complete answer can carry tokens by itself, and only from there can they be taken out for a client that did
+            not ask for them.
+    """
+
+    dialect: str
+    spoken: frozenset[str]
+    native: bool
+    forwarded: bool
+
+
+class TokenCall:
+    """One training call under way; exactly one of its endings is awaited, or none when it is cancelled.
+
+    Args:
+        called: Its identity.
+        capture: Keeps its tokens.
+        scope: The ASGI scope.
+        body: The parsed request.
+        way: How it goes to the engine.
+    """
+
+    def __init__(
+        self,
+        called: TrainingCall,
+        capture: CallCapture,
+        scope: MutableMapping[str, Any],
+        body: Mapping[str, Any],
+        way: TokenWay,
+    ) -> None:
+        self._called, self._capture, self._scope, self._body = called, capture, scope, body
+        self.way = way
+
+    @property
+    def client_wants_ids(self) -> bool:
+        """Whether the client itself asked for token ids."""
+        return asks_for_ids(self.way.dialect, self._body)
+
+    async def open(self) -> TokenRequest:
+        """Look the parent up and note the call durably; return what the engine is asked (B79-B83).
+
+        Raises:
+            CallFailedError: The call could not be noted; nothing was generated, and the client may try again (503).
+        """
+        await self._capture.resolve(items_of(self.way.dialect, self._body))
+        try:
+            await self._capture.intend()
+        except Exception as error:
+            called = self._called
+            _log.exception("%s: training call %s could not be noted", called.rollout_id, called.model_call_id)
+            publish_execution_facts(self._scope, ExecutionFacts(False, "local", None, _NOT_NOTED))
+            message = f"the call could not be noted for token capture ({type(error).__name__}); nothing was generated"
+            raise CallFailedError(503, message, error_response(self.way.dialect, 503, message)) from error
+        return TokenRequest(self._capture.parent)
+
+    @asynccontextmanager
+    async def withdrawn_on_error(self) -> AsyncIterator[None]:
+        """Withdraw the call when the block fails; for as long as its client was served no content (W23)."""
+        try:
+            yield
+        except Exception as error:
+            await self._capture.withdraw(f"{type(error).__name__}: {error}")
+            raise
+
+    async def refused(self, status: int) -> None:
+        """End a call whose client gets the engine's refusal."""
+        await self._capture.withdraw(f"the engine answered {status}")
+
+    async def failed(self, answer: Mapping[str, Any] | None, detail: str) -> None:
+        """End a call whose answer ended in an error or broke off; what was served before decides what that means.
+
+        Args:
+            answer: As much of the answer as the client was served; None when that is not known.
+            detail: What happened.
+        """
+        if answer is not None and not says_something(answer):
+            await self._capture.withdraw(detail)
+        else:
+            await self._capture.untrainable(Untrainable(IDS_MISSING, detail))
+
+    async def unreadable(self, detail: str) -> None:
+        """End a call whose answer was served and cannot be read."""
+        await self._capture.untrainable(Untrainable(MALFORMED_TOKENS, detail))
+
+    async def complete(
+        self, answer: Mapping[str, Any], reply: EngineAnswer, carried: TokenOutcome | None = None
+    ) -> None:
+        """Keep the record of a complete answer; durable, or its rollout is marked, when this returns.
+
+        Args:
+            answer: The answer in the client's dialect, before tokens are taken out of it.
+            reply: What the engine answered; its body has ended.
+            carried: What the engine's own answer carried, for an answer that was converted.
+        """
+        await self._capture.commit(answer, self._outcome(answer, reply) or carried)
+
+    def _outcome(self, answer: Mapping[str, Any], reply: EngineAnswer) -> TokenOutcome | None:
+        if reply.local_reason is not None:
+            return Untrainable(ENGINE_REPORTS_NO_TOKENS, f"the server made this answer itself: {reply.local_reason}")
+        if asks_for_several(self._body) or has_several_choices(answer):
+            return Untrainable(SEVERAL_CHOICES, f"n is {self._body.get('n', 1)}")
+        if reply.tokens is None:
+            return None
+        try:
+            return reply.tokens()
+        except Exception as error:  # noqa: BLE001 - boundary: whatever an engine's report holds, its answer is served
+            called = self._called
+            _log.exception("%s: the tokens of call %s cannot be read", called.rollout_id, called.model_call_id)
+            return Untrainable(MALFORMED_TOKENS, f"{type(error).__name__}: {error}")

@@ -1,0 +1,178 @@
+"""Training calls in a dialect that the engine speaks: the answer is the engine's, its end waits for the record (B77).
+
+A stream stays one: chunks flow, and from the terminal event on everything waits. A JSON answer waits as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gym_ray import exact_json
+from gym_ray.dialects.reassembly import reassemble
+from gym_ray.dialects.terminal import ERROR, TerminalScanner, is_error_payload
+from gym_ray.errors import EngineError
+from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
+from gym_ray.model_server.facts import publish_answer, publish_failure
+from gym_ray.model_server.token_answers import without_tokens
+from gym_ray.model_server.token_calls import TokenCall
+
+__all__ = ["TokenForwarding"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_OFF_LOOP_BYTES: Final = 128 * 1024
+_AFTER_END_S: Final = 5.0
+"""How long an engine may keep its connection open behind the event that ends its stream."""
+
+
+class TokenForwarding:
+    """Asks an engine and hands its answer on, once its tokens are kept.
+
+    Args:
+        engine: The model.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def respond(self, request: Request, asked: EngineRequest, call: TokenCall) -> Response:
+        """Answer one training call.
+
+        Args:
+            request: The HTTP request, its body read.
+            asked: What the engine is asked.
+            call: The call, not opened yet.
+
+        Raises:
+            CallFailedError: The call could not be noted.
+            EngineError: The engine failed; nothing was served, and the call is withdrawn.
+        """
+        asked = replace(asked, tokens=await call.open())
+        async with call.withdrawn_on_error():
+            reply = await self._answer(request, asked)
+            if _is_sse(reply):
+                return _TokenStream(reply, call)
+            raw = await reply.read()
+        return await _whole(reply, raw, call)
+
+    async def _answer(self, request: Request, asked: EngineRequest) -> EngineAnswer:
+        try:
+            reply = await self._engine.answer(asked)
+        except EngineError as error:
+            publish_failure(request.scope, error)
+            raise
+        publish_answer(request.scope, reply, streamed=asked.stream)
+        return reply
+
+
+async def _whole(reply: EngineAnswer, raw: bytes, call: TokenCall) -> Response:
+    """End the call as its JSON answer says, and return that answer."""
+    if reply.status >= 400:
+        await call.refused(reply.status)
+        return _response(reply, raw)
+    answer = await _aside(len(raw), lambda: exact_json.loads_object(raw))
+    if answer is None:
+        await call.unreadable(f"the engine answered {reply.status} with something that is no JSON object")
+    elif is_error_payload(answer):
+        await call.failed(answer, f"the engine answered {reply.status} with an error")
+    else:
+        await call.complete(answer, reply)
+        if not call.client_wants_ids and (stripped := without_tokens(answer)) is not None:
+            raw = exact_json.dumps(stripped)
+    return _response(reply, raw)
+
+
+def _response(reply: EngineAnswer, raw: bytes) -> Response:
+    response = Response(raw, reply.status)
+    lengths = [(name, value) for name, value in response.raw_headers if name == b"content-length"]
+    kept = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    response.raw_headers = [pair for pair in kept if pair[0].lower() != b"content-length"] + lengths
+    return response
+
+
+class _TokenStream(Response):
+    """Relays a stream, and holds its end back until the call's tokens are kept.
+
+    Whatever ends the engine's answer early ends the client's connection too. A client that leaves leaves its call
+    open.
+    """
+
+    def __init__(self, reply: EngineAnswer, call: TokenCall) -> None:
+        self.status_code = reply.status
+        self.background = None
+        self._reply, self._call = reply, call
+        self._scanner = TerminalScanner(call.way.dialect)
+        self._seen: list[bytes] = []
+        self._held: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the stream."""
+        del scope, receive  # only the answer matters
+        reply = self._reply
+        try:
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            failure = await self._relay(send)
+            await self._end(failure)
+            for chunk in self._held:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if failure is not None:
+                raise failure
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await reply.aclose()
+
+    async def _relay(self, send: Send) -> EngineError | None:
+        """Pass on what comes before the terminal event, collect the rest, and return what broke the stream off."""
+        chunks = aiter(self._reply.body)
+        try:
+            async for chunk in chunks:
+                if not chunk:
+                    continue
+                self._seen.append(chunk)
+                if self._scanner.feed(chunk) is not None:
+                    self._held.append(chunk)
+                    break
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            else:
+                return None
+            async with asyncio.timeout(_AFTER_END_S):
+                async for chunk in chunks:
+                    self._held.append(chunk)
+        except TimeoutError:
+            _log.warning("an engine kept its connection open behind the end of its stream; it was closed")
+        except EngineError as error:
+            return error
+        return None
+
+    async def _end(self, failure: EngineError | None) -> None:
+        """End the call as its stream did."""
+        call, terminal = self._call, self._scanner.terminal
+        seen = b"".join(self._seen)
+        answer = await _aside(len(seen), lambda: reassemble(call.way.dialect, seen))
+        if terminal is None:
+            broke = "it has no terminal event" if failure is None else f"{type(failure).__name__}: {failure}"
+            await call.failed(answer if seen else {}, f"the stream broke off: {broke}")
+        elif terminal == ERROR:
+            await call.failed(answer, "the stream ended in an error")
+        elif answer is None:
+            await call.unreadable("the stream cannot be put together")
+        else:
+            await call.complete(answer, self._reply)
+
+
+def _is_sse(reply: EngineAnswer) -> bool:
+    kind = next((value for name, value in reply.headers if name.lower() == "content-type"), "")
+    return reply.status < 400 and kind.strip().lower().startswith("text/event-stream")
+
+
+async def _aside(size: int, work: Callable[[], _T]) -> _T:
+    return work() if size <= _OFF_LOOP_BYTES else await asyncio.to_thread(work)
