@@ -1,0 +1,147 @@
+"""Token records as lines: compact JSON with sorted keys, one record a line, the same bytes for the same record (B60).
+
+Numbers survive exactly both ways; a line that no reader could turn back into its record is never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel
+
+from gym_ray import exact_json
+from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.records import TokenEntry
+
+__all__ = ["RawLine", "encode_entry", "is_same_record", "iterate_lines", "parse_line"]
+
+_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+_BLOCK_BYTES: Final = 1 << 20
+
+# From 19 digits on, orjson may round an integer. The digits behind a point do not count, and nearly every record has
+# a log probability with that many; so a point goes away with as many digits as could be mistaken.
+_DIGITS_AS_ZEROS: Final = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
+_LONG_NUMBER: Final = b"0" * 19
+_LONG_FRACTION: Final = b"." + _LONG_NUMBER
+
+
+def encode_entry(entry: TokenEntry) -> bytes:
+    """Return a record as a line with its line feed (B5, B60).
+
+    Raises:
+        ValueError: The record cannot be read back: its numbers are not tokens or not finite (W21), or an assignment
+            made it contradict itself (B8); or it nests too deeply for JSON.
+    """
+    PackedEntry.of_entry(entry)
+    members = {name: getattr(entry, name) for name in TokenEntry.model_fields}
+    members.update(entry.model_extra or {})
+    try:
+        return orjson.dumps(members, default=_plain, option=_OPTIONS)
+    except orjson.JSONEncodeError:  # a big integer, a lone surrogate, depth: the exact encoder decides
+        try:
+            return exact_json.dumps(_sorted(members), as_line=True)
+        except RecursionError:
+            raise ValueError(f"call {entry.model_call_id!r}: the record nests too deeply for JSON") from None
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return str(value)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, dict):
+        members = {str(name): item for name, item in value.items()}
+        return {name: _sorted(members[name]) for name in sorted(members)}
+    return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def parse_line(line: bytes) -> Any:
+    """Parse one line exactly.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    if not _may_round(line):
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            pass  # what only the exact parser can read is not damaged yet
+    return exact_json.loads(line)
+
+
+def _may_round(line: bytes) -> bool:
+    zeros = line.translate(_DIGITS_AS_ZEROS)
+    return _LONG_NUMBER in zeros and _LONG_NUMBER in zeros.replace(_LONG_FRACTION, b".")
+
+
+def is_same_record(one: bytes, other: bytes) -> bool:
+    """Whether two lines are one record; when it was written does not matter (B53, W24).
+
+    Raises:
+        ValueError: They differ, and one of them is no JSON.
+    """
+    if one.rstrip() == other.rstrip():
+        return True
+    records = parse_line(one), parse_line(other)
+    for record in records:
+        if isinstance(record, dict):
+            record.pop("created_at", None)
+    return bool(records[0] == records[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A line of a file that is not blank.
+
+    Attributes:
+        offset: Where it begins.
+        data: Its bytes without the line feed.
+        terminated: Whether it had a line feed.
+        is_last: Whether nothing but blank lines follows it.
+    """
+
+    offset: int
+    data: bytes
+    terminated: bool
+    is_last: bool
+
+
+def iterate_lines(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[RawLine]:
+    """Yield the lines of a file between two offsets, a block at a time.
+
+    Args:
+        read: Returns at most that many bytes at an offset, none when the file ends before it.
+        start: Begin of a line.
+        size: Where to stop.
+    """
+    held: tuple[int, bytes, bool] | None = None
+    for offset, data, terminated in _split(read, start, size):
+        if not data or data.isspace():
+            continue
+        if held is not None:
+            yield RawLine(*held, is_last=False)
+        held = (offset, data, terminated)
+    if held is not None:
+        yield RawLine(*held, is_last=True)
+
+
+def _split(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[tuple[int, bytes, bool]]:
+    pieces: list[bytes] = []
+    begin = at = start
+    while at < size and (block := read(min(_BLOCK_BYTES, size - at), at)):
+        at += len(block)
+        *whole, rest = block.split(b"\n")
+        for data in whole:
+            line = b"".join([*pieces, data])
+            pieces.clear()
+            yield begin, line, True
+            begin += len(line) + 1
+        pieces.append(rest)
+    yield begin, b"".join(pieces), False

@@ -1,0 +1,225 @@
+"""Where each call's record begins in a rollout's file, learnt from the end of the file on, and what is wrong in it.
+
+An index stays right as long as the file only grows. Before it is believed, the file is asked whether it is still the
+one that was read: an inode number comes back soon after its file was removed, and with it, often, the same size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final
+
+from gym_ray.storage.calls import FileCalls
+from gym_ray.token_id_capture.entry_lines import RawLine, is_same_record, iterate_lines, parse_line
+from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.protocols import CaptureProblem
+
+__all__ = [
+    "CONFLICT_REASON",
+    "DAMAGED_REASON",
+    "INVALID_REASON",
+    "IndexCache",
+    "LineIndex",
+    "ScannedEntries",
+    "Witness",
+    "line_at",
+]
+
+DAMAGED_REASON: Final = "damaged_line"
+INVALID_REASON: Final = "invalid_record"
+CONFLICT_REASON: Final = "conflicting_record"
+
+_CALL_ID: Final = b'"model_call_id":'
+_WITNESS_BYTES: Final = 96
+_BLOCK_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Bytes at a place of a file that another file will hardly have there: the call id of one record."""
+
+    offset: int = 0
+    data: bytes = b""
+
+    @classmethod
+    def of_line(cls, line: bytes, offset: int) -> Witness:
+        """Return the witness of a record that begins at ``offset``."""
+        at = max(line.find(_CALL_ID), 0)
+        return cls(offset + at, line[at : at + _WITNESS_BYTES])
+
+    def agrees(self, calls: FileCalls, fd: int) -> bool:
+        """Return whether a file has these bytes there."""
+        return calls.pread(fd, len(self.data), self.offset) == self.data
+
+
+def line_at(calls: FileCalls, fd: int, offset: int) -> bytes:
+    """Return the line that begins at ``offset``, without its line feed."""
+    blocks: list[bytes] = []
+    while block := calls.pread(fd, _BLOCK_BYTES, offset):
+        head, feed, _ = block.partition(b"\n")
+        blocks.append(head)
+        if feed:
+            break
+        offset += len(block)
+    return b"".join(blocks)
+
+
+@dataclass(slots=True)
+class ScannedEntries:
+    """What a scan found beyond the index.
+
+    Attributes:
+        rollout_id: The rollout whose records these must be.
+        entries: Records in file order, one a call.
+        problems: Lines that are no record of the rollout, and records that contradict an earlier one.
+    """
+
+    rollout_id: str
+    entries: list[PackedEntry] = field(default_factory=list)
+    problems: list[CaptureProblem] = field(default_factory=list)
+
+    def add(self, record: dict[str, Any], call_id: str, offset: int) -> None:
+        """Take the first record of a call."""
+        try:
+            entry = PackedEntry.of_json(record)
+        except ValueError as error:
+            self.problems.append(CaptureProblem(INVALID_REASON, call_id, f"record at byte {offset}: {error}"))
+            return
+        if entry.rollout_id != self.rollout_id:
+            detail = f"record at byte {offset} belongs to rollout {entry.rollout_id!r}"
+            self.problems.append(CaptureProblem(INVALID_REASON, call_id, detail))
+            return
+        self.entries.append(entry)
+
+
+@dataclass(slots=True)
+class LineIndex:
+    """The records of one file up to an offset.
+
+    Attributes:
+        device: Device of the file.
+        inode: Inode of the file.
+        end: How many bytes are covered.
+        offsets: Where the first record of each call begins.
+        strays: Where lines begin that are no record, or contradict an earlier one.
+        unproven: Whether something was found that others wrote, and may not be durable yet.
+        torn_at: Where a last line begins that was cut short, None when there is none.
+        witness: Tells the file from another one.
+    """
+
+    device: int = 0
+    inode: int = 0
+    end: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)
+    strays: list[int] = field(default_factory=list)
+    unproven: bool = False
+    torn_at: int | None = None
+    witness: Witness = Witness()
+
+    def fits(self, calls: FileCalls, fd: int, device: int, inode: int, size: int) -> bool:
+        """Return whether this is the index of an open file, as far as it goes."""
+        is_same = (self.device, self.inode) == (device, inode) and self.end <= size
+        return is_same and self.witness.agrees(calls, fd)
+
+    def changes(self, since: int = 0) -> int:
+        """Return how many lines from an offset on each moved the version by one (B67, B68)."""
+        if since <= 0:
+            return len(self.offsets) + len(self.strays)
+        return sum(offset >= since for offsets in (self.offsets.values(), self.strays) for offset in offsets)
+
+    def add(self, call_id: str, line: bytes, offset: int) -> None:
+        """Take in a record that was appended, with its line feed."""
+        self.offsets[call_id] = offset
+        self.end = offset + len(line)
+        self.witness = Witness.of_line(line, offset)
+
+    def scan(self, calls: FileCalls, fd: int, size: int, found: ScannedEntries | None = None) -> None:
+        """Take in what stands between the index's end and ``size``.
+
+        Args:
+            calls: The seam to the operating system.
+            fd: The file.
+            size: Its size.
+            found: Gets the records themselves, if wanted.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        self.torn_at = None
+        for line in iterate_lines(lambda count, offset: calls.pread(fd, count, offset), self.end, size):
+            self.unproven = True
+            record = self._parse(line, found)
+            if record is None:
+                continue
+            first = self.offsets.get(record["model_call_id"])
+            if first is None:
+                self._take(record, line, found)
+            elif not is_same_record(line_at(calls, fd, first), line.data):  # a copy is left out (W20)
+                self._refuse(record, line, first, found)
+        if self.torn_at is None:
+            self.end = size
+
+    def _parse(self, line: RawLine, found: ScannedEntries | None) -> dict[str, Any] | None:
+        """Return the record in a line; None when there is none."""
+        try:
+            record = parse_line(line.data)
+        except ValueError:
+            if line.is_last:  # its writer was cut off, so nobody was told that it is kept (B68)
+                self.torn_at = self.end = line.offset
+                return None
+            problem = "is no JSON"
+        else:
+            if isinstance(record, dict) and isinstance(record.get("model_call_id"), str):
+                return record
+            problem = "is no record of a call"
+        self.strays.append(line.offset)
+        if found is not None:
+            found.problems.append(CaptureProblem(DAMAGED_REASON, "", f"line at byte {line.offset} {problem}"))
+        return None
+
+    def _take(self, record: dict[str, Any], line: RawLine, found: ScannedEntries | None) -> None:
+        call_id: str = record["model_call_id"]
+        self.offsets[call_id] = line.offset
+        self.witness = Witness.of_line(line.data, line.offset)
+        if found is not None:
+            found.add(record, call_id, line.offset)
+
+    def _refuse(self, record: dict[str, Any], line: RawLine, first: int, found: ScannedEntries | None) -> None:
+        self.strays.append(line.offset)
+        if found is not None:
+            detail = f"record at byte {line.offset} differs from the one at byte {first}"
+            found.problems.append(CaptureProblem(CONFLICT_REASON, record["model_call_id"], detail))
+
+
+class IndexCache:
+    """Indices of the rollouts that were used last. Each belongs to whoever holds its rollout's lock for writing.
+
+    Args:
+        max_calls: How many calls all of them may hold; the index used least recently goes first.
+    """
+
+    def __init__(self, max_calls: int = 200_000) -> None:
+        self._max_calls = max_calls
+        self._lock = Lock()
+        self._indices: OrderedDict[str, tuple[LineIndex, int]] = OrderedDict()
+        self._calls = 0
+
+    def take(self, rollout_id: str) -> LineIndex | None:
+        """Take an index out."""
+        with self._lock:
+            index, calls = self._indices.pop(rollout_id, (None, 0))
+            self._calls -= calls
+            return index
+
+    def keep(self, rollout_id: str, index: LineIndex) -> None:
+        """Put an index in."""
+        self.take(rollout_id)
+        calls = len(index.offsets) + 1
+        with self._lock:
+            self._indices[rollout_id] = index, calls
+            self._calls += calls
+            while self._calls > self._max_calls and len(self._indices) > 1:
+                _, (_, dropped) = self._indices.popitem(last=False)
+                self._calls -= dropped
