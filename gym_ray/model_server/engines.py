@@ -12,7 +12,7 @@ from gym_ray.model_server.bridged import BridgeOptions
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
 from gym_ray.model_server.upstream import UpstreamEngine, UpstreamLimits
-from gym_ray.model_server.vllm import VllmBehaviour, VllmEngine
+from gym_ray.model_server.vllm import TokenBehaviour, VllmBehaviour, VllmEngine
 from gym_ray.settings import (
     AnthropicModelOptions,
     CompactingVllmModelOptions,
@@ -118,6 +118,11 @@ def _vllm_engine(server: ServerSettings, options: VllmModelOptions) -> VllmEngin
             replace_developer_role_with_system=options.replace_developer_role_with_system,
             propagate_context_overflow_errors=options.propagate_context_overflow_errors,
             sequential_reasoning_allowed=options.sequential_reasoning_allowed,
+        ),
+        tokens=TokenBehaviour(
+            scale_out=options.scale_out,
+            supply_prefix_token_ids=options.supply_prefix_token_ids,
+            fail_on_prefix_mismatch=options.fail_on_prefix_mismatch,
         ),
     )
 

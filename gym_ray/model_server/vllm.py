@@ -1,4 +1,7 @@
-"""What a vLLM server needs beyond forwarding: settings laid under requests, two answers made in its place (A171)."""
+"""What a vLLM server needs beyond forwarding: settings laid under requests, two answers made in its place (A171).
+
+A request that asks for exact tokens takes a way of its own; every other one goes out and comes back as it would anyway.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from gym_ray.model_call_capture.verdict import CONTEXT_LENGTH_EXCEEDED
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.local_answers import empty_answer
 from gym_ray.model_server.upstream import UpstreamEngine
+from gym_ray.model_server.vllm_tokens import TokenBehaviour, VllmTokenCalls
+from gym_ray.token_id_capture.exact_tokens import ENGINE_REPORTS_NO_TOKENS, Untrainable
 
-__all__ = ["VllmBehaviour", "VllmEngine"]
+__all__ = ["TokenBehaviour", "VllmBehaviour", "VllmEngine"]
 
 _OVERFLOW_MARKS = (b"context length", b"max_tokens")
 _EMPTY_ASSISTANT = "empty_assistant"
@@ -49,17 +54,31 @@ class VllmEngine:
         upstream: The server.
         served_model: Name of local answers whose request names none.
         behaviour: See there.
+        tokens: How tokens go in and come out.
     """
 
-    def __init__(self, upstream: UpstreamEngine, *, served_model: str, behaviour: VllmBehaviour) -> None:
+    def __init__(
+        self,
+        upstream: UpstreamEngine,
+        *,
+        served_model: str,
+        behaviour: VllmBehaviour,
+        tokens: TokenBehaviour | None = None,
+    ) -> None:
         self._upstream = upstream
         self._served_model = served_model
         self._behaviour = behaviour
+        self._token_calls = VllmTokenCalls(upstream, served_model, tokens or TokenBehaviour())
 
     @property
     def dialects(self) -> frozenset[str]:
         """Dialects that the server speaks."""
         return self._upstream.dialects
+
+    @property
+    def token_dialects(self) -> frozenset[str]:
+        """Chat, where the server speaks it: no other of its dialects carries token ids."""
+        return self._upstream.dialects & {CHAT}
 
     async def start(self) -> None:
         """Open the connection pools."""
@@ -78,11 +97,17 @@ class VllmEngine:
         behaviour = self._behaviour
         if not behaviour.sequential_reasoning_allowed and _ends_in_empty_assistant_turn(request):
             return self._empty(request, "content_filter", _EMPTY_ASSISTANT, None)
-        answer = await self._upstream.answer(self._adapted(request))
+        asked = request.tokens is not None and request.dialect in self.token_dialects
+        try:
+            answer = await (self._token_answer(request) if asked else self._upstream.answer(self._adapted(request)))
+        except EngineError as error:
+            if error.status == 400 and self._is_replaced(error.body):
+                return self._empty(request, "length", CONTEXT_LENGTH_EXCEEDED, error.status)
+            raise
         if answer.status != 400 or behaviour.propagate_context_overflow_errors:
             return answer
         body = await answer.read()
-        if any(mark in body for mark in _OVERFLOW_MARKS):
+        if self._is_replaced(body):
             return self._empty(request, "length", CONTEXT_LENGTH_EXCEEDED, answer.status)
         return EngineAnswer.of_bytes(answer.status, answer.headers, body)
 
@@ -114,12 +139,26 @@ class VllmEngine:
         """Close the pools; idempotent."""
         await self._upstream.aclose()
 
+    async def _token_answer(self, request: EngineRequest) -> EngineAnswer:
+        body = self._with_settings(request.dialect, request.body)
+        return await self._token_calls.answer(replace(request, body=body))
+
+    def _is_replaced(self, refusal: bytes) -> bool:
+        """Whether a refusal is of a prompt that is too long, and is answered here."""
+        return not self._behaviour.propagate_context_overflow_errors and any(
+            mark in refusal for mark in _OVERFLOW_MARKS
+        )
+
     def _empty(
         self, request: EngineRequest, finish: Literal["length", "content_filter"], reason: str, status: int | None
     ) -> EngineAnswer:
-        return empty_answer(
+        answer = empty_answer(
             request, served_model=self._served_model, finish=finish, reason=reason, replaced_status=status
         )
+        if request.tokens is not None:
+            nothing = Untrainable(ENGINE_REPORTS_NO_TOKENS, f"nothing was generated: {reason}")
+            answer.tokens = lambda: nothing
+        return answer
 
     def _adapted(self, request: EngineRequest) -> EngineRequest:
         """Return the request with this server's settings; the very same one, bytes and all, when they say nothing."""

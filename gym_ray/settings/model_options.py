@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
 from gym_ray.settings.fields import HttpUrl, Name, PositiveCount, PositiveSeconds, Replicas
 from gym_ray.settings.server_options import HostedOptions
@@ -115,6 +115,12 @@ class VllmModelOptions(UpstreamOptions):
         propagate_context_overflow_errors: Pass on the server's 400 for a prompt that is too long; false answers it here
             with an empty completion (A171).
         sequential_reasoning_allowed: False answers a request that ends in an empty assistant turn here (A171).
+        scale_out: The server was started with ``--enable-scale-out``: a training call continues the exact tokens of its
+            parent through the server's token routes. A stock server can.
+        supply_prefix_token_ids: The server is a patched one: a training call continues the exact tokens of its parent
+            as ``required_prefix_token_ids`` (B94).
+        fail_on_prefix_mismatch: A training call whose answer does not prove that the parent's tokens went in fails;
+            false serves it and does not use its tokens (W35).
     """
 
     base_url: HttpUrl
@@ -127,6 +133,25 @@ class VllmModelOptions(UpstreamOptions):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     propagate_context_overflow_errors: bool = False
     sequential_reasoning_allowed: bool = True
+    scale_out: bool = False
+    supply_prefix_token_ids: bool = False
+    fail_on_prefix_mismatch: bool = False
+
+    @field_validator("scale_out", "supply_prefix_token_ids")
+    @classmethod
+    def _tokens_go_in_one_way(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and "chat" not in info.data.get("dialects", ("chat",)):
+            raise ValueError("should be false where dialects has no chat: no other route of the server takes tokens")
+        if value and info.field_name == "supply_prefix_token_ids" and info.data.get("scale_out"):
+            raise ValueError("should be false with scale_out: tokens go in one way or the other")
+        return value
+
+    @field_validator("fail_on_prefix_mismatch")
+    @classmethod
+    def _needs_a_prefix(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not info.data.get("scale_out") and not info.data.get("supply_prefix_token_ids"):
+            raise ValueError("should be false without scale_out or supply_prefix_token_ids: no prefix goes in")
+        return value
 
     @field_validator("extra_body")
     @classmethod

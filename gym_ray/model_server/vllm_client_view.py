@@ -1,0 +1,104 @@
+"""What a client of a captured call sees: what it would have seen without the capture.
+
+The engine is asked for ids, log probabilities and usage that the client may not have asked for. They are set to null
+where the server itself writes null for those who do not ask, and left out where only a patched server has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_ray.token_id_capture.adapters.vllm import MESSAGE_FIELDS
+
+__all__ = ["ClientView"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """What one Chat request asked to see.
+
+    Attributes:
+        ids: Token ids.
+        log_probs: Log probabilities.
+        top_log_probs: Alternatives beside each of them.
+        usage: The chunk with the usage at the end of a stream.
+        experts: The routing of experts.
+    """
+
+    ids: bool = False
+    log_probs: bool = False
+    top_log_probs: int = 0
+    usage: bool = False
+    experts: bool = False
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> ClientView:
+        """Read a request, the server's settings laid under it; members of unexpected types ask for nothing."""
+        ids, top, options = body.get("return_token_ids") is True, body.get("top_logprobs"), body.get("stream_options")
+        return cls(
+            ids=ids,
+            log_probs=body.get("logprobs") is True,
+            top_log_probs=top if type(top) is int else 0,
+            usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+            experts=ids or body.get("routed_experts_prompt_start") is not None,
+        )
+
+    def strip(self, answer: dict[str, Any]) -> bool:
+        """Take out of an answer, or of a chunk of one, what was not asked for; return whether anything was there."""
+        found = not self.ids and _to_null(answer, "prompt_token_ids")
+        choices = answer.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                found = self._strip_choice(choice) or found
+        return found
+
+    def hides(self, chunk: Mapping[str, Any]) -> bool:
+        """Whether a stripped chunk is there for the capture alone.
+
+        It is the one with the usage, or one that carries ids whose text a parser holds back: the server sends neither
+        to those who do not ask.
+        """
+        choices = chunk.get("choices")
+        if not isinstance(choices, list):
+            return False
+        if not choices:
+            return not self.usage and isinstance(chunk.get("usage"), Mapping)
+        return not self.ids and all(_is_silent(choice) for choice in choices)
+
+    def _strip_choice(self, choice: dict[str, Any]) -> bool:
+        found = False
+        if not self.ids:
+            found = _to_null(choice, "token_ids")
+            for name in ("message", "delta"):
+                found = _without_fields(choice.get(name)) or found
+        if not self.log_probs:
+            found = _to_null(choice, "logprobs") or found
+        if not self.experts:
+            found = _to_null(choice, "routed_experts") or found
+        return found
+
+
+def _to_null(members: dict[str, Any], name: str) -> bool:
+    if members.get(name) is None:
+        return False
+    members[name] = None
+    return True
+
+
+def _without_fields(message: object) -> bool:
+    if not isinstance(message, dict):
+        return False
+    carried = [name for name in MESSAGE_FIELDS if name in message]
+    for name in carried:
+        del message[name]
+    return bool(carried)
+
+
+def _is_silent(choice: object) -> bool:
+    """Whether a choice of a chunk says nothing: no text, no end, no log probabilities."""
+    if not isinstance(choice, Mapping) or choice.get("delta") != {}:
+        return False
+    rest = {name: value for name, value in choice.items() if name not in ("index", "delta")}
+    return not any(value is not None for value in rest.values())

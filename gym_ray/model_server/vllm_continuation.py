@@ -1,0 +1,103 @@
+"""Where a conversation goes on behind its parent's exact tokens, as a server's own rendering shows it.
+
+Rendering history anew may spell the same text with other tokens. So the rendered conversation only says what stands
+behind the parent's turn; the parent's own tokens stand in for everything before. What the template puts behind the
+end-of-turn token has to be known exactly: a prompt with a doubled or a missing piece is one the model never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gym_ray.token_id_capture.exact_tokens import ParentTokens
+from gym_ray.token_id_capture.packed import TokenArray, join_tokens, starts_with
+
+__all__ = ["Glue", "continued", "last_turn", "may_continue", "turn_only", "with_other_words"]
+
+_ENDS: Final = ("eos", "")
+"""How a parent may have ended. One with tool calls need not say it; its last token is then proven by rendering."""
+_OTHER_WORDS: Final = "These words stand in for an answer."
+_PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
+    "n": (None, 1),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "echo": (None, False),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None,),
+    "truncate_prompt_tokens": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Glue:
+    """What a template puts behind an end-of-turn token.
+
+    Attributes:
+        end: The token.
+        behind: The tokens that follow it, as their bytes in a uint64 array; hashable.
+    """
+
+    end: int
+    behind: bytes
+
+    @classmethod
+    def of(cls, turn: TokenArray, end: int) -> Glue | None:
+        """Return what stands behind the last ``end`` of a rendered conversation; None when there is no ``end``."""
+        found = (turn == end).nonzero()[0]
+        return cls(end, turn[int(found[-1]) + 1 :].astype("<u8").tobytes()) if found.size else None
+
+    @property
+    def size(self) -> int:
+        """How many tokens follow the end."""
+        return len(self.behind) // 8
+
+
+def may_continue(body: Mapping[str, Any], parent: ParentTokens) -> bool:
+    """Whether a request is a plain one and its parent ended a turn by itself."""
+    if parent.ended_by not in _ENDS or not parent.generated or parent.generated > parent.token_ids.size:
+        return False
+    return all(body.get(name) in wanted for name, wanted in _PLAIN.items())
+
+
+def last_turn(body: Mapping[str, Any]) -> int | None:
+    """Return the index of the last assistant message, None when there is none."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return None
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    return max((index for index, role in enumerate(roles) if role == "assistant"), default=None)
+
+
+def turn_only(body: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the request cut behind message ``at``, without the start of another turn."""
+    return {**body, "messages": body["messages"][: at + 1], "add_generation_prompt": False}
+
+
+def with_other_words(body: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the request cut behind message ``at``, which says something else.
+
+    What a template puts behind a turn does not depend on its words: what this request's rendering has behind the
+    end-of-turn token in common with the true one is the template's.
+    """
+    other = turn_only(body, at)
+    other["messages"] = [*other["messages"][:-1], {"role": "assistant", "content": _OTHER_WORDS}]
+    return other
+
+
+def continued(parent: ParentTokens, whole: TokenArray, turn: TokenArray, glue: Glue) -> TokenArray | None:
+    """Return the prompt: the parent's tokens, the template's glue, and what follows the turn.
+
+    Args:
+        parent: The proven parent.
+        whole: The whole conversation, rendered.
+        turn: The conversation up to the parent's turn, rendered.
+        glue: What stands behind the end of the turn.
+
+    Returns:
+        None when the turn is no exact prefix of the whole.
+    """
+    if not starts_with(whole, turn):
+        return None
+    return join_tokens([parent.token_ids, whole[turn.size - glue.size :]])

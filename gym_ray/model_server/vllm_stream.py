@@ -1,0 +1,138 @@
+"""A captured stream on its way to the client: every chunk is read, and shows only what the client asked for.
+
+Nothing waits: what is complete in the bytes that came goes out before more are read, and no more than one open event is
+held. Events that need no change keep their bytes, comments and unreadable ones among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
+
+from gym_ray import exact_json
+from gym_ray.dialects.sse import BOM, blank_lines, cut_events, parse_payload
+from gym_ray.errors import EngineError
+from gym_ray.model_server.vllm_client_view import ClientView
+from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
+
+__all__ = ["ClientStream", "EventBytes"]
+
+_BETWEEN: Final = re.compile(rb"(?>\r\n|\n|\r){2,}")
+"""What ends an event: line ends that follow each other; one CRLF is a single one."""
+
+
+class EventBytes:
+    """Cuts the chunks of a stream into the bytes of whole events, in time linear in the bytes.
+
+    The pieces, joined, are the stream: blank lines and comments stay with the event they stand at.
+    """
+
+    __slots__ = ("_before", "_open")
+
+    def __init__(self) -> None:
+        self._open: list[bytes] = []
+        self._before = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next bytes and return the events whose blank line is now complete, in order."""
+        _, end = blank_lines(self._before, chunk)
+        if not end:
+            self._open.append(chunk)
+            self._before = chunk[-1:] or self._before
+            return []
+        text = b"".join([*self._open, chunk[:end]])
+        rest = chunk[end:]
+        self._open, self._before = [rest], rest[-1:]
+        return list(_pieces(text))
+
+    def close(self) -> bytes:
+        """End the stream and return what has no blank line behind it."""
+        rest, self._open = b"".join(self._open), []
+        return rest
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    start = 0
+    for found in _BETWEEN.finditer(text):
+        yield text[start : found.end()]
+        start = found.end()
+    if start < len(text):
+        yield text[start:]
+
+
+class ClientStream:
+    """What the client sees of a stream, as it flows.
+
+    Args:
+        chunks: The engine's bytes.
+        tokens: Learns what each chunk says about tokens.
+        view: What the client asked for.
+        refusal: Asked after each chunk, and with True at the end, why the answer must not go on; "" lets it.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        tokens: ChatTokenStream,
+        view: ClientView,
+        refusal: Callable[[bool], str] = lambda _ended: "",
+    ) -> None:
+        self._chunks, self._tokens, self._view, self._refusal = chunks, tokens, view, refusal
+        self._events = EventBytes()
+        self._ended = False
+
+    def __aiter__(self) -> ClientStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next bytes.
+
+        Raises:
+            EngineError: The answer broke or must not go on, or a chunk nests too deeply to be written without its ids.
+        """
+        while not self._ended:
+            try:
+                pieces = self._events.feed(await anext(self._chunks))
+            except StopAsyncIteration:
+                self._ended = True
+                pieces = [self._events.close()]
+            shown = b"".join(_shown(piece, self._tokens, self._view) for piece in pieces)
+            if problem := self._refusal(self._ended):
+                raise EngineError(problem)
+            if shown:
+                return shown
+        raise StopAsyncIteration
+
+
+def _shown(piece: bytes, tokens: ChatTokenStream, view: ClientView) -> bytes:
+    """Return the bytes of one event as the client sees it, b"" when it does not."""
+    if b"{" not in piece:
+        return piece
+    events = list(cut_events(piece.removeprefix(BOM)))
+    if len(events) != 1:
+        return piece
+    field, data = events[0]
+    payload = _object(data)
+    if payload is None:
+        return piece
+    tokens.feed(payload)
+    changed = view.strip(payload)
+    if view.hides(payload):
+        return b""
+    if not changed:
+        return piece
+    try:
+        written = exact_json.dumps(payload)
+    except ValueError as error:
+        raise EngineError(f"a chunk of the answer cannot be written without its token ids: {error}") from None
+    name = b"event:" + field + b"\n" if field else b""
+    return name + b"data: " + written + b"\n\n"
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse_payload(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,121 @@
+"""Where a conversation goes on behind its parent's tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.model_server.vllm_continuation import (
+    Glue,
+    continued,
+    last_turn,
+    may_continue,
+    turn_only,
+    with_other_words,
+)
+from gym_ray.token_id_capture.exact_tokens import ParentTokens
+from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
+
+RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+TURNS = [{"role": "user"}, {"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}, {"role": "user"}]
+
+
+def parent(ids: list[int], generated: int = 1, ended_by: str = "eos") -> ParentTokens:
+    return ParentTokens("c1", pack_token_ids(ids), ended_by, generated)
+
+
+def rendered(name: str) -> TokenArray:
+    answer = json.loads(json.loads((RECORDINGS / f"{name}.json").read_text())["body"])
+    return pack_token_ids(answer["token_ids"])
+
+
+def test_a_recorded_rendering_is_continued_from_other_tokens_of_the_same_turn() -> None:
+    whole, turn = rendered("render"), rendered("render_no_generation_prompt")
+    own = parent([*turn[:29].tolist(), 40, 41, 6], generated=3)
+    glue = Glue.of(turn, 6)
+    assert glue is not None
+    assert glue.size == 0
+    prompt = continued(own, whole, turn, glue)
+    assert prompt is not None
+    assert prompt.tolist() == [*own.token_ids.tolist(), 2, 271, 74, 304, 227, 306, 95, 37, 6, 3]
+
+
+def test_what_the_template_puts_behind_the_end_of_a_turn_goes_in_once() -> None:
+    turn = pack_token_ids([1, 50, 2, 9, 1, 60, 61, 2, 9])
+    whole = pack_token_ids([*turn.tolist(), 1, 70, 2, 9, 1])
+    glue = Glue.of(turn, 2)
+    assert glue is not None
+    assert glue.size == 1
+    prompt = continued(parent([1, 50, 2, 9, 1, 99, 2], generated=2), whole, turn, glue)
+    assert prompt is not None
+    assert prompt.tolist() == [1, 50, 2, 9, 1, 99, 2, 9, 1, 70, 2, 9, 1]
+
+
+def test_a_turn_that_is_no_exact_prefix_is_not_continued() -> None:
+    turn, whole = pack_token_ids([1, 50, 2]), pack_token_ids([1, 51, 2, 3])
+    glue = Glue.of(turn, 2)
+    assert glue is not None
+    assert continued(parent([1, 50, 2]), whole, turn, glue) is None
+    assert continued(parent([1, 50, 2]), turn[:2], turn, glue) is None
+
+
+def test_the_glue_of_two_renderings_is_compared_by_value() -> None:
+    wide = pack_token_ids([2**40, 2, 9])
+    assert Glue.of(pack_token_ids([5, 2, 9]), 2) == Glue.of(wide, 2)
+    assert Glue.of(pack_token_ids([5, 2, 9]), 2) != Glue.of(pack_token_ids([5, 2, 8]), 2)
+    assert Glue.of(pack_token_ids([5, 9]), 2) is None
+    assert Glue.of(pack_token_ids([2, 5, 2]), 2) == Glue(2, b"")
+
+
+@pytest.mark.parametrize(
+    ("ids", "generated", "ended_by", "expected"),
+    [
+        ([1, 2], 1, "eos", True),
+        ([1, 2], 1, "", True),
+        ([1, 2], 1, "length", False),
+        ([1, 2], 1, "stop_sequence", False),
+        ([1, 2], 0, "eos", False),
+        ([1, 2], 3, "eos", False),
+    ],
+)
+def test_which_parents_can_be_continued(ids: list[int], generated: int, ended_by: str, expected: bool) -> None:
+    assert may_continue({"messages": TURNS}, parent(ids, generated, ended_by)) is expected
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"n": 2},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"echo": True},
+        {"use_beam_search": True},
+        {"prompt_logprobs": 0},
+        {"truncate_prompt_tokens": 100},
+    ],
+)
+def test_requests_that_are_not_plain_stay_text(members: dict[str, Any]) -> None:
+    assert not may_continue({"messages": TURNS, **members}, parent([1, 2]))
+    assert may_continue({"messages": TURNS, **dict.fromkeys(members)}, parent([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "at"),
+    [(TURNS, 3), (TURNS[:2], 1), (TURNS[:1], None), ([], None), (None, None), ("text", None), ([None, 3], None)],
+)
+def test_the_last_turn_is_found(messages: Any, at: int | None) -> None:
+    assert last_turn({"messages": messages}) == at
+
+
+def test_a_conversation_is_cut_behind_a_turn_without_being_changed() -> None:
+    body = {"messages": TURNS, "tools": [{}], "model": "m"}
+    cut = turn_only(body, 3)
+    assert cut == {"messages": TURNS[:4], "tools": [{}], "model": "m", "add_generation_prompt": False}
+    other = with_other_words(body, 3)
+    assert other["messages"][:3] == TURNS[:3]
+    assert other["messages"][3]["role"] == "assistant"
+    assert other["messages"][3]["content"]
+    assert body == {"messages": TURNS, "tools": [{}], "model": "m"}
