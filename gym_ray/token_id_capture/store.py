@@ -24,24 +24,9 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.storage.posix import OWNER_ONLY_DIRECTORY, make_directory
-from gym_ray.token_id_capture.append_files import LOST_REASON, AppendFiles
-from gym_ray.token_id_capture.line_index import CONFLICT_REASON, DAMAGED_REASON, INVALID_REASON, IndexCache
-from gym_ray.token_id_capture.mark_lines import MARKED_REASON
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.pending_appends import PendingAppend, PendingIntent, PendingRecord, tell_outcomes
 from gym_ray.token_id_capture.protocols import CallOutcome, CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.rollout_folder import RolloutFolder
-from gym_ray.token_id_capture.rollout_lifecycle import RolloutLifecycle
-from gym_ray.token_id_capture.rollout_locks import RolloutLocks
-from gym_ray.token_id_capture.rollout_reader import (
-    DANGLING_REASON,
-    Cursor,
-    EntriesSince,
-    has_evidence,
-    read_rollout,
-    read_since,
-)
 from gym_ray.token_id_capture.rollout_state import check_store_rollout_id
 from gym_ray.token_id_capture.store_errors import (
     DamagedRecordError,
@@ -49,6 +34,26 @@ from gym_ray.token_id_capture.store_errors import (
     RefusedRecordError,
     RolloutFrozenError,
     RolloutRetiredError,
+)
+from gym_ray.token_id_capture.token_files.append_files import LOST_REASON, AppendFiles
+from gym_ray.token_id_capture.token_files.line_index import CONFLICT_REASON, DAMAGED_REASON, INVALID_REASON, IndexCache
+from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
+from gym_ray.token_id_capture.token_files.pending_appends import (
+    PendingAppend,
+    PendingIntent,
+    PendingRecord,
+    tell_outcomes,
+)
+from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
+from gym_ray.token_id_capture.token_files.rollout_lifecycle import RolloutLifecycle
+from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
+from gym_ray.token_id_capture.token_files.rollout_reader import (
+    DANGLING_REASON,
+    Cursor,
+    EntriesSince,
+    has_evidence,
+    read_rollout,
+    read_since,
 )
 
 __all__ = [

@@ -12,9 +12,9 @@ from threading import Lock
 from typing import Any, Final
 
 from gym_ray.storage.calls import FileCalls
-from gym_ray.token_id_capture.entry_lines import RawLine, is_same_record, iterate_lines, parse_line
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
+from gym_ray.token_id_capture.token_files.entry_lines import RawLine, is_same_record, iterate_lines, parse_line
 
 __all__ = [
     "CONFLICT_REASON",

@@ -16,11 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gym_ray.errors import CaptureError, RolloutIdError
-from gym_ray.token_id_capture.line_index import IndexCache, LineIndex, ScannedEntries
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot
-from gym_ray.token_id_capture.rollout_folder import RolloutFolder
-from gym_ray.token_id_capture.rollout_locks import RolloutLocks
-from gym_ray.token_id_capture.rollout_reader import all_problems, opened
 from gym_ray.token_id_capture.rollout_state import (
     ENTRIES_SUFFIX,
     INCOMPLETE_SUFFIX,
@@ -31,6 +27,10 @@ from gym_ray.token_id_capture.rollout_state import (
     check_store_rollout_id,
 )
 from gym_ray.token_id_capture.store_errors import RolloutFrozenError, RolloutRetiredError
+from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineIndex, ScannedEntries
+from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
+from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
+from gym_ray.token_id_capture.token_files.rollout_reader import all_problems, opened
 
 __all__ = ["RolloutLifecycle"]
 
