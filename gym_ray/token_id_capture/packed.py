@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+import numpy as np
+
 from gym_ray.token_id_capture.extras import EXTRAS_MEMBER, CallExtras
 from gym_ray.token_id_capture.records import (
     TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_ARRAY_TYPES: Final = (list, tuple, np.ndarray)
 _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {
     None: None,
     **{str(s): s for s in ParentResolutionStatus},
@@ -278,7 +281,7 @@ def _is_exact(record: Mapping[str, Any]) -> bool:
             continue
         if type(value) not in _EXACT_TYPES[name] or not _is_plain(value):
             return False
-    return record.get("parent_resolution") in _STATUSES
+    return record.get("parent_resolution") in _STATUSES and all(type(record[name]) in _ARRAY_TYPES for name in _ARRAYS)
 
 
 def _is_plain(value: object) -> bool:

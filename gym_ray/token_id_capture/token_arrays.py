@@ -11,7 +11,7 @@ import hashlib
 import operator
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -163,7 +163,7 @@ def _frozen(values: NDArray[Any]) -> NDArray[Any]:
 def _listed(values: Iterable[Any], what: str) -> list[Any] | tuple[Any, ...] | range:
     if isinstance(values, list | tuple | range):
         return values
-    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(values, Iterable):
         raise ValueError(f"{what} must be a sequence of numbers, not {type(values).__name__}")  # noqa: TRY004 - one error type for bad tokens
     return list(values)
 

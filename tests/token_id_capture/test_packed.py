@@ -99,6 +99,16 @@ def test_a_plain_record_is_packed_without_a_token_entry(monkeypatch: pytest.Monk
     assert not packed.rest.keys() & set(ARRAYS)
 
 
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_odd_sequence_is_read_once(name: str) -> None:
+    record = {**BASE, "generation_token_ids": [7, 8], "generation_log_probs": [-0.5, -0.5], "model": None}
+    record[name] = iter(record[name])
+    with pytest.raises(ValidationError, match="model"):
+        PackedEntry.of_json(record)
+    record = {**record, name: iter([1, 2]), "model": "m"}
+    assert getattr(PackedEntry.of_json(record), name).tolist() == [1, 2]
+
+
 def test_tokens_are_held_as_arrays() -> None:
     record = {**BASE, "prompt_token_ids": list(range(1000)), "generation_log_probs": [-0.5]}
     packed = PackedEntry.of_json(record)

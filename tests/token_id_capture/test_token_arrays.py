@@ -82,6 +82,8 @@ def test_every_integer_type_is_taken(dtype: Any) -> None:
         ("12", "sequence of numbers, not str"),
         (b"12", "sequence of numbers, not bytes"),
         (7, "sequence of numbers, not int"),
+        ({1: 2}, "sequence of numbers, not dict"),
+        ({1, 2}, "sequence of numbers, not set"),
         (np.array([3, -1, -2]), "token id -1 at index 1 is negative"),
         (np.array([-5], np.int8), "token id -5 at index 0 is negative"),
         (np.array([2**64, 1]), "token id 18446744073709551616 at index 0 is 2\\*\\*64 or more"),
