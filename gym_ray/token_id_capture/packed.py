@@ -159,7 +159,7 @@ class PackedEntry:
         )
 
     def entry(self) -> TokenEntry:
-        """Return the record with lists; changing it leaves this one as it is."""
+        """Return the record with lists of its own; what is nested in its items is shared with this one."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         return TokenEntry.model_validate({**self.rest, **arrays})
 

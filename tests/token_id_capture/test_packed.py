@@ -128,7 +128,7 @@ def test_what_is_not_declared_is_kept(members: dict[str, Any]) -> None:
     assert {name: packed.rest[name] for name in members} == members
 
 
-def test_an_entry_of_a_packed_record_can_be_changed_alone() -> None:
+def test_an_entry_of_a_packed_record_has_its_own_lists() -> None:
     packed = PackedEntry.of_json({**BASE, "output_items": [{"type": "message"}]})
     entry = packed.entry()
     entry.output_items[0]["type"] = "other"
