@@ -140,29 +140,24 @@ def check_token_capture(
     """
     if not config.enabled:
         return []
-    if config.sink is not None:
+    if config.sink is not None or sink_installed:
         return _check_sink(config, where, lineage_installed)
     directory = config.resolved_dir(capture_dir)
-    if directory is None:
-        if sink_installed:
-            return _check_lineage(config, "the installed sink", where, lineage_installed)
-        if config.rebuild_response:
-            remedy = f"set {_BLOCK}.dir or model_call_capture_dir to an absolute path, name a sink, or switch "
-            raise SettingsError(
-                where, f"{_BLOCK}.dir", "token capture has nowhere to go", remedy + "rebuild_response off"
-            )
-        return []
-    if not directory.is_absolute():
+    if directory is None and config.rebuild_response:
+        remedy = "set it or model_call_capture_dir to an absolute path, name a sink, or switch rebuild_response off"
+        raise SettingsError(where, f"{_BLOCK}.dir", "token capture has nowhere to go", remedy)
+    if directory is not None and not directory.is_absolute():
         key = f"{_BLOCK}.dir" if config.dir is not None else "model_call_capture_dir"
         raise SettingsError(where, key, f"{str(directory)!r} is not absolute", "servers and collector must share it")
     return []
 
 
 def _check_sink(config: TokenIdCaptureConfig, where: str, lineage_installed: bool) -> list[str]:
+    sink = "the installed sink" if config.sink is None else f"the sink {config.sink}"
     remarks = []
     if config.dir is not None:
-        remarks.append(f"{_BLOCK}.dir is not used: the sink {config.sink} keeps the records")
-    return remarks + _check_lineage(config, f"the sink {config.sink}", where, lineage_installed)
+        remarks.append(f"{_BLOCK}.dir is not used: {sink} keeps the records")
+    return remarks + _check_lineage(config, sink, where, lineage_installed)
 
 
 def _check_lineage(config: TokenIdCaptureConfig, sink: str, where: str, lineage_installed: bool) -> list[str]:

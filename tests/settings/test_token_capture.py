@@ -98,6 +98,8 @@ def test_an_installed_sink_needs_no_directory_but_a_lineage_store() -> None:
         check_token_capture(config(), None, sink_installed=True)
     assert check_token_capture(config(), None, sink_installed=True, lineage_installed=True) == []
     assert check_token_capture(config(lineage_store="m:L"), None, sink_installed=True) == []
+    with pytest.raises(SettingsError, match="behind the installed sink"):
+        check_token_capture(config(dir="/data"), None, sink_installed=True)
 
 
 def test_what_is_likely_not_meant_is_told() -> None:
