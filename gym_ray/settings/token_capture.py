@@ -144,7 +144,7 @@ def check_token_capture(
         return _check_sink(config, where, lineage_installed)
     directory = config.resolved_dir(capture_dir)
     if directory is None and config.rebuild_response:
-        remedy = "set it or model_call_capture_dir to an absolute path, name a sink, or switch rebuild_response off"
+        remedy = f"set {_BLOCK}.dir or model_call_capture_dir, name a sink, or switch rebuild_response off"
         raise SettingsError(where, f"{_BLOCK}.dir", "token capture has nowhere to go", remedy)
     if directory is not None and not directory.is_absolute():
         key = f"{_BLOCK}.dir" if config.dir is not None else "model_call_capture_dir"
