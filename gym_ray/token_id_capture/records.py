@@ -8,6 +8,7 @@ training row.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -72,24 +73,23 @@ class ParentResolutionStatus(StrEnum):
     UNRESOLVED = "unresolved"
 
 
-def _integers(value: object) -> object:
-    if isinstance(value, memoryview | array):
-        value = np.asarray(value)
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind not in "iuO":
-            raise ValueError(f"must be a one-dimensional array of integers, not {value.dtype} of shape {value.shape}")
+def _list_of(kinds: str, what: str) -> Callable[[object], object]:
+    """Turn buffers of the given numpy kinds into lists, and leave everything else for the field to judge."""
+
+    def convert(value: object) -> object:
+        if isinstance(value, memoryview | array):
+            value = np.asarray(value)
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.ndim != 1 or value.dtype.kind not in kinds:
+            raise ValueError(f"must be a one-dimensional array of {what}, not {value.dtype} of shape {value.shape}")
         return value.tolist()
-    return value
+
+    return convert
 
 
-def _numbers(value: object) -> object:
-    if isinstance(value, memoryview | array):
-        value = np.asarray(value)
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind not in "fiuO":
-            raise ValueError(f"must be a one-dimensional array of numbers, not {value.dtype} of shape {value.shape}")
-        return value.tolist()
-    return value
+_TokenIdList = Annotated[list[int], BeforeValidator(_list_of("iuO", "integers"))]
+_LogProbList = Annotated[list[float], BeforeValidator(_list_of("fiuO", "numbers"))]
 
 
 class TokenEntry(BaseModel):
@@ -108,9 +108,9 @@ class TokenEntry(BaseModel):
     rollout_id: str
     model_call_id: str
     model: str = ""
-    prompt_token_ids: Annotated[list[int], BeforeValidator(_integers)]
-    generation_token_ids: Annotated[list[int], BeforeValidator(_integers)]
-    generation_log_probs: Annotated[list[float], BeforeValidator(_numbers)]
+    prompt_token_ids: _TokenIdList
+    generation_token_ids: _TokenIdList
+    generation_log_probs: _LogProbList
     routed_experts: Any | None = None
     output_items: list[dict[Any, Any]] = Field(default_factory=list)
     token_item_index: int | None = None
