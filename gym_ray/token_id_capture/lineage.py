@@ -20,6 +20,12 @@ from gym_ray.token_id_capture.parent_links import (
     LineageResolution,
     LineageResolver,
 )
+from gym_ray.token_id_capture.resolvers import (
+    CachedLineageResolver,
+    FetchedEntries,
+    FileLineageResolver,
+    StaleCursorError,
+)
 
 __all__ = [
     "AMBIGUOUS_REASON",
@@ -28,10 +34,14 @@ __all__ = [
     "NO_MATCH_REASON",
     "RESOLVER_UNAVAILABLE_REASON",
     "SEEDED_ROOT_REASON",
+    "CachedLineageResolver",
     "ConversationCache",
+    "FetchedEntries",
+    "FileLineageResolver",
     "InMemoryLineageResolver",
     "LineageMatch",
     "LineageResolution",
     "LineageResolver",
+    "StaleCursorError",
     "stamp_continuation",
 ]
