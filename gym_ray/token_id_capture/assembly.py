@@ -11,13 +11,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from gym_ray.token_id_capture.builder import (
     PER_REQUEST,
     PREFIX_MERGING,
-    TERMINAL_DELIVERED,
     BuildOutput,
     run_builder,
 )
@@ -25,31 +26,25 @@ from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.projection import assert_prefix_contiguity, main_chain, project_main_chain_response
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.rows import NOTHING_GENERATED, TrainingRow, training_rows
+from gym_ray.token_id_capture.rows import TrainingRow, training_rows
+from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
+from gym_ray.token_id_capture.verdict import attribution_metric, build_metrics, doubts_of
 
 __all__ = [
     "ATTRIBUTION_ERROR",
     "BUILD_FAILED",
     "CAPTURE_INCOMPLETE",
     "FREEZE_FAILED",
-    "NOTHING_GENERATED",
     "NO_TOKEN_RECORDS",
-    "SEVERAL_CHAINS",
-    "SEVERAL_ROOTS",
-    "UNRESOLVED_PARENT_CALLS",
-    "UNRESOLVED_RETRIES",
     "AssembledRollout",
     "Ending",
     "assemble",
+    "trajectories_for_rollout",
     "trajectories_from_source",
 ]
 
 CAPTURE_INCOMPLETE: Final = "capture_incomplete"
-UNRESOLVED_PARENT_CALLS: Final = "unresolved_parent_calls"
-UNRESOLVED_RETRIES: Final = "unresolved_retries"
-SEVERAL_ROOTS: Final = "several_roots"
-SEVERAL_CHAINS: Final = "several_chains"
 NO_TOKEN_RECORDS: Final = "no_token_records"  # noqa: S105 - a reason, not a secret
 FREEZE_FAILED: Final = "freeze_failed"
 BUILD_FAILED: Final = "build_failed"
@@ -138,6 +133,30 @@ class AssembledRollout:
         return build
 
 
+def trajectories_for_rollout(
+    rollout_id: str,
+    dirs: Sequence[Path | str],
+    *,
+    model: str = "",
+    builder: str = PREFIX_MERGING,
+    verified_response: Mapping[str, Any] | None = None,
+    explicit_terminal_call_id: str | None = None,
+    declared_response_id: str | None = None,
+) -> dict[str, Any] | None:
+    """Freeze a rollout's capture in the first of ``dirs`` and build it; None without a directory (B119).
+
+    Blocks; for the other parameters and what is returned see :func:`trajectories_from_source`.
+    """
+    if not dirs:
+        return None
+    ending = Ending(verified_response, explicit_terminal_call_id, declared_response_id)
+    try:
+        snapshot = _frozen_in(dirs[0], rollout_id)
+    except Exception as error:  # noqa: BLE001 - whatever a capture holds, its rollout is masked and the run goes on
+        return _unfrozen(rollout_id, builder, error).as_build()
+    return _assemble_snapshot(rollout_id, snapshot, model, builder, ending).as_build()
+
+
 async def trajectories_from_source(
     rollout_id: str,
     source: TokenSource,
@@ -171,6 +190,15 @@ async def trajectories_from_source(
         return _unfrozen(rollout_id, builder, error).as_build()
     assembled = await asyncio.to_thread(_assemble_snapshot, rollout_id, snapshot, model, builder, ending)
     return assembled.as_build()
+
+
+def _frozen_in(directory: Path | str, rollout_id: str) -> TokenCaptureSnapshot:
+    store = TokenCaptureStore(directory)
+    try:
+        with ThreadPoolExecutor(1) as thread:  # whoever blocks here may have an event loop of its own
+            return thread.submit(asyncio.run, store.freeze(rollout_id)).result()
+    finally:
+        store.shut_down()
 
 
 def _unfrozen(rollout_id: str, builder: str, error: Exception) -> AssembledRollout:
@@ -229,7 +257,7 @@ def assemble(
     try:
         built = _build(rollout_id, entries, attribution, ending, builder, model, project)
     except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:
-        metrics = {"n_calls": len(entries), "terminal_attribution": _attribution_metric(attribution, "error")}
+        metrics = {"n_calls": len(entries), "terminal_attribution": attribution_metric(attribution, "error")}
         message = f"{BUILD_FAILED}: {type(error).__name__}: {error}"
         built = AssembledRollout(rollout_id, builder, metrics, error=message, reasons=(BUILD_FAILED,))
     return _with_problems(built, incomplete, problems)
@@ -268,63 +296,16 @@ def _build(
     if project:
         response = project_main_chain_response(rollout_id, output, model)
         assert_prefix_contiguity(response)
-    reasons = _verdict(output, attribution, ending)
+    reasons = doubts_of(output, attribution, is_end_declared=ending.declared_response_id is not None)
     return AssembledRollout(
         rollout_id,
         builder,
-        _metrics(len(entries), output, attribution),
+        build_metrics(len(entries), output, attribution),
         output=output,
         response=response,
         mask_sample=bool(reasons),
         reasons=reasons,
     )
-
-
-def _verdict(output: BuildOutput, attribution: TerminalAttribution, ending: Ending) -> tuple[str, ...]:
-    """Return why the rollout is masked as far as the build goes, nothing if it is not (the table of B120)."""
-    if not any(chain.generated for chain in output.chains):
-        return (NOTHING_GENERATED,)
-    notes = output.notes
-    if notes.builder == PER_REQUEST:  # its sequences stand alone: no link, root or end can be wrong
-        return (UNRESOLVED_PARENT_CALLS,) if notes.unresolved_parent_calls else ()
-    if notes.terminal_chain == TERMINAL_DELIVERED:
-        return ()
-    if attribution.model_call_id is not None or ending.declared_response_id is not None:
-        return (f"terminal_{notes.terminal_chain or 'not_attributed'}",)
-    doubts = {
-        UNRESOLVED_RETRIES: bool(notes.unresolved_retries),
-        UNRESOLVED_PARENT_CALLS: bool(notes.unresolved_parent_calls),
-        SEVERAL_ROOTS: notes.roots != 1,
-        SEVERAL_CHAINS: notes.chains != 1,
-    }
-    return tuple(reason for reason, holds in doubts.items() if holds)
-
-
-def _metrics(n_calls: int, output: BuildOutput, attribution: TerminalAttribution) -> dict[str, Any]:
-    notes = output.notes
-    return {
-        "n_calls": n_calls,
-        "terminal_attribution": _attribution_metric(attribution, notes.terminal_chain),
-        "chains": notes.chains,
-        "roots": notes.roots,
-        "quarantined_calls": len(output.quarantined),
-        "quarantined_fraction": round(len(output.quarantined) / n_calls, 4),
-        "delivered_fraction": notes.delivered_fraction,
-        "generated_tokens_captured": notes.generated_tokens_captured,
-        "generated_tokens_delivered": notes.generated_tokens_delivered,
-        "parent_link_failures": dict(notes.parent_link_failures),
-        "unresolved_parent_calls": len(notes.unresolved_parent_calls),
-        "empty_generation_calls": len(notes.empty_generation_calls),
-    }
-
-
-def _attribution_metric(attribution: TerminalAttribution, chain: str) -> dict[str, Any]:
-    return {
-        "method": attribution.method or "none",
-        "call_id": attribution.model_call_id,
-        "reason": attribution.reason,
-        "chain": chain,
-    }
 
 
 def _with_problems(built: AssembledRollout, incomplete: bool, problems: Sequence[CaptureProblem]) -> AssembledRollout:

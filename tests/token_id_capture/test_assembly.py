@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ import pytest
 
 from gym_ray.testing.token_source import FakeTokenSource, call_entry
 from gym_ray.token_id_capture import assembly
-from gym_ray.token_id_capture.assembly import Ending, assemble, trajectories_from_source
+from gym_ray.token_id_capture.assembly import (
+    Ending,
+    assemble,
+    trajectories_for_rollout,
+    trajectories_from_source,
+)
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 UNRESOLVED = ParentResolutionStatus.UNRESOLVED
 C1 = call_entry("c1", [1, 2], [3, 4], response_id="resp_1", created_at=1.0)
@@ -235,3 +242,55 @@ async def test_a_cancelled_freeze_is_cancelled() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def stored(directory: Path, *entries: TokenEntry) -> Path:
+    store = TokenCaptureStore(directory)
+    for entry in entries:
+        store.append(entry)
+    store.shut_down()
+    return directory
+
+
+def test_a_directory_is_frozen_and_built_and_keeps_its_records(tmp_path: Path) -> None:
+    directory = stored(tmp_path, C1, C2)
+    build = trajectories_for_rollout("3-1", [directory, tmp_path / "not looked at"], model="m")
+    assert build is not None
+    assert (build["mask_sample"], build["rebuilt_response"]["model"]) == (False, "m")
+    assert trajectories_for_rollout("3-1", [str(directory)], model="m") == build
+    assert not (tmp_path / "not looked at").exists()
+    assert (directory / "3-1.tokens.jsonl").stat().st_size
+
+
+async def test_a_directory_can_be_built_where_an_event_loop_runs(tmp_path: Path) -> None:
+    directory = await asyncio.to_thread(stored, tmp_path, C1)
+    build = trajectories_for_rollout("3-1", [directory], explicit_terminal_call_id="c1")
+    assert build is not None
+    assert build["metrics"]["terminal_attribution"]["chain"] == "delivered"
+
+
+def test_without_a_directory_there_is_no_build() -> None:
+    assert trajectories_for_rollout("3-1", []) is None
+
+
+def test_damage_in_a_file_masks_its_rollout_and_names_itself(tmp_path: Path) -> None:
+    directory = stored(tmp_path, C1, C2)
+    path = directory / "3-1.tokens.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"damaged\n" + second)
+    build = trajectories_for_rollout("3-1", [directory])
+    assert build is not None
+    assert build["mask_sample"] is True
+    assert build["metrics"]["n_calls"] == 2
+    assert build["metrics"]["capture_problems"] == {"damaged_line": 1}
+    assert build["mask_reasons"] == ["capture_incomplete", "damaged_line"]
+
+
+@pytest.mark.parametrize("rollout_id", ["a/b", "3-1"])
+def test_a_directory_that_cannot_be_read_masks_the_rollout(tmp_path: Path, rollout_id: str) -> None:
+    (tmp_path / "file").touch()
+    directory = tmp_path if rollout_id == "a/b" else tmp_path / "file"
+    build = trajectories_for_rollout(rollout_id, [directory])
+    assert build is not None
+    assert build["error"].startswith("freeze_failed: ")
+    assert build["mask_sample"] is True
