@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from gym_ray import __version__
 from gym_ray.cli.captures import captures_app
+from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.env import env_app
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.errors import GymRayError
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(env_app, name="env")
 app.add_typer(eval_app, name="eval")
+captures_app.command("tokens")(tokens)
 app.add_typer(captures_app, name="captures")
 
 
