@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.dialects.sse import parse_objects
 from gym_ray.errors import EngineError
-from gym_ray.model_server.engine import EngineAnswer, EngineRequest, TokenRequest
-from gym_ray.model_server.engines import build_engine
+from gym_ray.model_server.engine import EngineRequest, TokenRequest
 from gym_ray.model_server.heavy_bodies import body_work, parse_heavy
-from gym_ray.model_server.serving import AppServer
-from gym_ray.model_server.vllm import VllmEngine
-from gym_ray.settings import ServerSettings, VllmModelOptions
-from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest, recorded
+from gym_ray.testing.fake_upstream import recorded
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.testing.script import ScriptedAnswer
-from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, TokenOutcome, Untrainable
+from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untrainable
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens
 from gym_ray.token_id_capture.packed import pack_token_ids
 
 RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
@@ -39,99 +33,33 @@ def recording(name: str) -> dict[str, Any]:
     return found
 
 
-class Link:
-    """An engine in front of a scripted vLLM server."""
-
-    def __init__(self, engine: VllmEngine, fake: FakeUpstream) -> None:
-        self.engine, self.fake = engine, fake
-
-    async def answer(
-        self, body: Mapping[str, Any], parent: ParentTokens | None = None, **members: Any
-    ) -> tuple[EngineAnswer, bytes]:
-        raw = json.dumps(body).encode()
-        request = EngineRequest(CHAT, body, raw, tokens=TokenRequest(parent))
-        answer = await self.engine.answer(replace(request, **members))
-        return answer, await answer.read()
-
-    @property
-    def sent(self) -> list[dict[str, Any]]:
-        return [json.loads(request.body) for request in self.fake.requests]
-
-    @property
-    def paths(self) -> list[str]:
-        return [request.path for request in self.fake.requests]
-
-
-@asynccontextmanager
-async def vllm(
-    script: Callable[[UpstreamRequest], ScriptedAnswer] | None = None, **options: Any
-) -> AsyncIterator[Link]:
-    fake = FakeUpstream(script)
-    upstream = AppServer(fake)
-    await upstream.start()
-    given = {"base_url": f"{upstream.url}/v1", "api_key": SecretStr("sk-1"), "model": "served", **options}
-    settings = ServerSettings(
-        "policy_model", "responses_api_models", "vllm_model", VllmModelOptions.model_validate(given)
-    )
-    engine = build_engine(settings, local_engine_url=None)
-    assert isinstance(engine, VllmEngine)
-    await engine.start()
-    try:
-        yield Link(engine, fake)
-    finally:
-        await engine.aclose()
-        await upstream.stop(grace_s=5)
-
-
-def outcome_of(answer: EngineAnswer) -> TokenOutcome:
-    assert answer.tokens is not None
-    return answer.tokens()
-
-
-def exact(answer: EngineAnswer) -> ExactTokens:
-    outcome = outcome_of(answer)
-    assert isinstance(outcome, ExactTokens), outcome
-    return outcome
-
-
-def refused(answer: EngineAnswer) -> Untrainable:
-    outcome = outcome_of(answer)
-    assert isinstance(outcome, Untrainable), outcome
-    return outcome
-
-
-def parent_of(tokens: ExactTokens) -> ParentTokens:
-    ids = [*tokens.prompt_token_ids.tolist(), *tokens.generation_token_ids.tolist()]
-    return ParentTokens("c1", pack_token_ids(ids), tokens.ended_by, tokens.generation_token_ids.size)
-
-
 async def test_the_dialect_with_ids_is_chat_where_the_server_speaks_it() -> None:
-    async with vllm() as link:
+    async with linked_vllm() as link:
         assert link.engine.token_dialects == {CHAT}
-    async with vllm(dialects=["responses"]) as link:
+    async with linked_vllm(dialects=["responses"]) as link:
         assert link.engine.token_dialects == frozenset()
 
 
 async def test_a_recorded_answer_is_asked_for_with_ids_and_shown_without() -> None:
-    async with vllm(lambda request: recorded(recording("chat_tokens"))) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_tokens"))) as link:
         answer, text = await link.answer({"messages": [USER], "max_tokens": 8})
     assert link.sent == [
         {"messages": [USER], "max_tokens": 8, "model": "served", "logprobs": True, "return_token_ids": True}
     ]
     plain = json.loads(recording("chat")["body"])
     assert {**json.loads(text), "id": plain["id"]} == plain
-    assert exact(answer).generation_token_ids.tolist() == [289, 195, 33, 23, 10, 264, 158, 9]
+    assert exact_tokens(answer).generation_token_ids.tolist() == [289, 195, 33, 23, 10, 264, 158, 9]
     assert ("content-length", "696") not in answer.headers
     assert all(name != "content-length" for name, _ in answer.headers)
 
 
 async def test_a_recorded_stream_is_asked_for_with_usage_and_shown_without() -> None:
-    async with vllm(lambda request: recorded(recording("chat_stream_usage_tokens"))) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_stream_usage_tokens"))) as link:
         answer, text = await link.answer({"messages": [USER], "stream": True})
     assert link.sent[0]["stream_options"] == {"include_usage": True}
     plain = recording("chat_stream")["body"].encode().replace(b',"system_fingerprint":"vllm-0.32.0-5cb1dac3"', b"")
     assert text.replace(b"chatcmpl-80d048001120cea6", b"chatcmpl-874388f495bae427") == plain
-    assert exact(answer).generation_token_ids.tolist() == [289, 195, 33, 23, 10, 264, 158, 9]
+    assert exact_tokens(answer).generation_token_ids.tolist() == [289, 195, 33, 23, 10, 264, 158, 9]
     assert ("content-type", "text/event-stream; charset=utf-8") in answer.headers
 
 
@@ -145,16 +73,16 @@ async def test_a_client_that_asked_for_everything_gets_every_byte(name: str) -> 
         "return_token_ids": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": False},
     }
-    async with vllm(lambda request: recorded(recording(name))) as link:
+    async with linked_vllm(lambda request: recorded(recording(name))) as link:
         answer, text = await link.answer(body)
     assert text == recording(name)["body"].encode()
-    assert isinstance(outcome_of(answer), ExactTokens)
+    assert exact_tokens(answer)
     assert link.sent == [{**body, "model": "served"}]
 
 
 async def test_a_request_without_tokens_is_the_same_as_ever() -> None:
     raw = b'{ "model": "served", "messages": [] }'
-    async with vllm(lambda request: recorded(recording("chat_tokens"))) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_tokens"))) as link:
         answer = await link.engine.answer(EngineRequest(CHAT, json.loads(raw), raw))
         text = await answer.read()
         other = await link.engine.answer(
@@ -170,7 +98,7 @@ async def test_a_request_without_tokens_is_the_same_as_ever() -> None:
 
 async def test_settings_count_as_asked_for() -> None:
     settings = {"extra_body": {"logprobs": True, "top_k": 3}, "chat_template_kwargs": {"a": 1}}
-    async with vllm(lambda request: recorded(recording("chat_tokens")), **settings) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_tokens")), **settings) as link:
         _, text = await link.answer({"messages": [USER]})
     assert (link.sent[0]["top_k"], link.sent[0]["chat_template_kwargs"]) == (3, {"a": 1})
     assert json.loads(text)["choices"][0]["logprobs"]
@@ -180,7 +108,7 @@ async def test_settings_count_as_asked_for() -> None:
 async def test_chunks_flow_as_they_come() -> None:
     source = recorded(recording("chat_stream_usage_tokens"))
     gates = {index: asyncio.Event() for index in range(1, len(source.chunks) + 1)}
-    async with vllm(lambda request: replace(source, gates=gates)) as link:
+    async with linked_vllm(lambda request: replace(source, gates=gates)) as link:
         request = EngineRequest(CHAT, {"messages": [USER], "stream": True}, b"", tokens=TokenRequest())
         answer = await link.engine.answer(request)
         for index in range(1, 10):
@@ -192,47 +120,47 @@ async def test_chunks_flow_as_they_come() -> None:
         rest = [chunk async for chunk in answer.body]
         await answer.aclose()
     assert rest == [b"data: [DONE]\n\n"]
-    assert isinstance(outcome_of(answer), ExactTokens)
+    assert exact_tokens(answer)
 
 
 async def test_a_stream_that_is_given_up_frees_its_connection() -> None:
     source = recorded(recording("chat_stream_usage_tokens"))
-    async with vllm(lambda request: replace(source, gates={2: asyncio.Event()}), max_connections=1) as link:
+    async with linked_vllm(lambda request: replace(source, gates={2: asyncio.Event()}), max_connections=1) as link:
         request = EngineRequest(CHAT, {"messages": [USER], "stream": True}, b"", tokens=TokenRequest())
         answer = await link.engine.answer(request)
         await anext(aiter(answer.body))
         await answer.aclose()
         again = await asyncio.wait_for(link.engine.answer(request), 5)
         await again.aclose()
-    assert refused(answer).reason == "ids_missing"
+    assert untrainable(answer).reason == "ids_missing"
 
 
 async def test_a_stream_of_two_choices_is_served_and_not_used() -> None:
-    async with vllm(lambda request: recorded(recording("chat_n2_stream"))) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_n2_stream"))) as link:
         answer, text = await link.answer({"messages": [USER], "stream": True, "n": 2})
-    assert refused(answer).reason == "several_choices"
+    assert untrainable(answer).reason == "several_choices"
     assert len(parse_objects(text)) == len(parse_objects(recording("chat_n2_stream")["body"].encode())) - 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_older_server_that_tells_no_ids_is_served_and_not_used(stream: bool) -> None:
     name = "chat_stream" if stream else "chat"
-    async with vllm(lambda request: recorded(recording(name))) as link:
+    async with linked_vllm(lambda request: recorded(recording(name))) as link:
         answer, text = await link.answer({"messages": [USER], "stream": stream})
     assert text == recording(name)["body"].encode()
-    assert refused(answer).reason == "engine_reports_no_tokens"
+    assert untrainable(answer).reason == "engine_reports_no_tokens"
 
 
 @pytest.mark.parametrize(("stream", "propagate"), [(False, False), (True, False), (False, True)])
 async def test_a_prompt_that_is_too_long_generated_nothing(stream: bool, propagate: bool) -> None:
     settings = {"propagate_context_overflow_errors": propagate}
-    async with vllm(lambda request: recorded(recording("chat_too_long")), **settings) as link:
+    async with linked_vllm(lambda request: recorded(recording("chat_too_long")), **settings) as link:
         answer, text = await link.answer({"messages": [USER], "stream": stream})
     if propagate:
         assert (answer.status, answer.tokens) == (400, None)
         return
     assert answer.local_reason == "context_length_exceeded"
-    assert (refused(answer).reason, "nothing was generated" in refused(answer).detail) == (
+    assert (untrainable(answer).reason, "nothing was generated" in untrainable(answer).detail) == (
         "engine_reports_no_tokens",
         True,
     )
@@ -241,17 +169,17 @@ async def test_a_prompt_that_is_too_long_generated_nothing(stream: bool, propaga
 
 @pytest.mark.parametrize("name", ["unknown_model", "chat_bad_request"])
 async def test_a_refusal_is_the_engines_own(name: str) -> None:
-    async with vllm(lambda request: recorded(recording(name))) as link:
+    async with linked_vllm(lambda request: recorded(recording(name))) as link:
         answer, text = await link.answer({"messages": [USER]})
     assert (answer.status, text) == (recording(name)["status"], recording(name)["body"].encode())
     assert answer.tokens is None
 
 
 async def test_an_answer_that_is_no_json_passes_and_is_not_used() -> None:
-    async with vllm(lambda request: ScriptedAnswer([b"pardon?"], content_type="text/plain")) as link:
+    async with linked_vllm(lambda request: ScriptedAnswer([b"pardon?"], content_type="text/plain")) as link:
         answer, text = await link.answer({"messages": [USER]})
     assert text == b"pardon?"
-    assert refused(answer).reason == "malformed_tokens"
+    assert untrainable(answer).reason == "malformed_tokens"
 
 
 async def test_a_heavy_body_is_rewritten_beside_the_loop() -> None:
@@ -260,7 +188,7 @@ async def test_a_heavy_body_is_rewritten_beside_the_loop() -> None:
     child: ChildInterpreter[Any] = ChildInterpreter(body_work)
     try:
         heavy = await parse_heavy(child, raw)
-        async with vllm(lambda request: recorded(recording("chat_tokens"))) as link:
+        async with linked_vllm(lambda request: recorded(recording("chat_tokens"))) as link:
             answer = await link.engine.answer(EngineRequest(CHAT, heavy, raw, tokens=TokenRequest()))
             await answer.read()
         assert link.sent == [{**body, "model": "served", "logprobs": True, "return_token_ids": True}]
@@ -272,7 +200,7 @@ async def test_a_body_that_nests_too_deeply_is_refused() -> None:
     deep: Any = 1
     for _ in range(3000):
         deep = [deep]
-    async with vllm() as link:
+    async with linked_vllm() as link:
         with pytest.raises(EngineError, match="token ids could not be asked for"):
             await link.engine.answer(EngineRequest(CHAT, {"messages": deep}, b"", tokens=TokenRequest()))
     assert not link.fake.requests
@@ -286,11 +214,11 @@ SECOND = {"messages": [USER, {"role": "assistant", "content": "ab"}, {"role": "u
 async def test_retokenised_history_is_told_as_it_is(stream: bool) -> None:
     # B39: without token-in the second prompt spells the first answer with other ids; nothing claims otherwise
     model = FakeVllm([[*spelled("ab"), END], [*spelled("cd"), END]])
-    async with vllm(model.script) as link:
+    async with linked_vllm(model.script) as link:
         first, _ = await link.answer(FIRST)
-        parent = parent_of(exact(first))
+        parent = parent_of(exact_tokens(first))
         second, text = await link.answer({**SECOND, "stream": stream}, parent)
-    tokens = exact(second)
+    tokens = exact_tokens(second)
     assert tokens.prompt_token_ids[: parent.token_ids.size].tolist() != parent.token_ids.tolist()
     assert (tokens.prefix_requested, tokens.prefix_supplied, tokens.token_in) == (False, False, "")
     assert link.paths == ["/v1/chat/completions"] * 2
@@ -301,10 +229,10 @@ async def test_retokenised_history_is_told_as_it_is(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_tool_call_that_a_parser_holds_back_loses_no_id(stream: bool) -> None:
     sampled = [*spelled('CALL {"city":"Paris"}'), END]
-    async with vllm(FakeVllm([sampled]).script) as link:
+    async with linked_vllm(FakeVllm([sampled]).script) as link:
         answer, text = await link.answer({**FIRST, "stream": stream})
-    assert exact(answer).generation_token_ids.tolist() == sampled
-    assert exact(answer).ended_by == ""  # an answer with calls does not say how it ended
+    assert exact_tokens(answer).generation_token_ids.tolist() == sampled
+    assert exact_tokens(answer).ended_by == ""  # an answer with calls does not say how it ended
     told = reassemble(CHAT, text) if stream else json.loads(text)
     assert told is not None
     assert told["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":"Paris"}'
@@ -318,13 +246,13 @@ PATCHED: dict[str, Any] = {"supply_prefix_token_ids": True}
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_patched_server_gets_the_parents_tokens_and_proves_it(stream: bool) -> None:
     model = FakeVllm([[*spelled("ab"), END], [*spelled("cd"), END]], takes_prefix=True)
-    async with vllm(model.script, **PATCHED) as link:
+    async with linked_vllm(model.script, **PATCHED) as link:
         first, _ = await link.answer(FIRST)
-        parent = parent_of(exact(first))
+        parent = parent_of(exact_tokens(first))
         second, text = await link.answer({**SECOND, "stream": stream}, parent)
     assert "required_prefix_token_ids" not in link.sent[0]
     assert link.sent[1]["required_prefix_token_ids"] == parent.token_ids.tolist()
-    tokens = exact(second)
+    tokens = exact_tokens(second)
     assert tokens.prompt_token_ids[: parent.token_ids.size].tolist() == parent.token_ids.tolist()
     assert (tokens.prefix_requested, tokens.prefix_supplied, tokens.token_in) == (True, True, "required_prefix")
     assert str(parent.token_ids[0]).encode() + b"," not in text
@@ -334,10 +262,10 @@ async def test_a_patched_server_gets_the_parents_tokens_and_proves_it(stream: bo
 async def test_a_server_that_ignores_the_prefix_is_served_and_not_used(stream: bool) -> None:
     # W35: a failed proof does not fail the call
     model = FakeVllm([[*spelled("ab"), END], [*spelled("cd"), END]])
-    async with vllm(model.script, **PATCHED) as link:
+    async with linked_vllm(model.script, **PATCHED) as link:
         first, _ = await link.answer(FIRST)
-        second, text = await link.answer({**SECOND, "stream": stream}, parent_of(exact(first)))
-    outcome = refused(second)
+        second, text = await link.answer({**SECOND, "stream": stream}, parent_of(exact_tokens(first)))
+    outcome = untrainable(second)
     assert (outcome.reason, outcome.prefix_requested) == ("prefix_not_supplied", True)
     assert "differs from index" in outcome.detail
     assert text
@@ -350,17 +278,18 @@ async def test_a_failed_proof_fails_the_call_where_that_is_wanted(stream: bool, 
     model = FakeVllm([[*spelled("ab"), END], [*spelled("cd"), END]])
     script = model.script if told == "other ids" else lambda request: recorded(recording(name))
     parent = ParentTokens("c1", pack_token_ids([7, 8, END]), "eos", 1)
-    async with vllm(script, **PATCHED, fail_on_prefix_mismatch=True) as link:
+    async with linked_vllm(script, **PATCHED, fail_on_prefix_mismatch=True) as link:
         with pytest.raises(EngineError, match="fail_on_prefix_mismatch"):
             await link.answer({**SECOND, "stream": stream}, parent)
         served, _ = await link.answer({**FIRST, "stream": stream})  # without a parent nothing is to be proven
-    assert isinstance(outcome_of(served), ExactTokens) is (told == "other ids")
+    assert served.tokens is not None
+    assert isinstance(served.tokens(), ExactTokens) is (told == "other ids")
 
 
 async def test_a_prefix_that_the_client_sends_is_its_own() -> None:
     model = FakeVllm([[*spelled("cd"), END]], takes_prefix=True)
     parent = ParentTokens("c1", pack_token_ids([7, 8, END]), "eos", 1)
-    async with vllm(model.script, **PATCHED) as link:
+    async with linked_vllm(model.script, **PATCHED) as link:
         answer, _ = await link.answer({**SECOND, "required_prefix_token_ids": [5, END]}, parent)
     assert link.sent[0]["required_prefix_token_ids"] == [5, END]
-    assert not exact(answer).prefix_requested
+    assert not exact_tokens(answer).prefix_requested

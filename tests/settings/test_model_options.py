@@ -35,6 +35,17 @@ def test_a_vllm_server_speaks_all_dialects_unless_told_otherwise(tmp_path: Path)
     assert (stock.dialects, older.dialects) == (("responses", "chat", "messages"), ("chat",))
 
 
+def test_tokens_go_into_a_vllm_server_only_where_that_is_said(tmp_path: Path) -> None:
+    stock = load(tmp_path, "vllm_model", **VLLM)
+    assert isinstance(stock, VllmModelOptions)
+    assert not stock.scale_out
+    assert not stock.supply_prefix_token_ids
+    for name in ("scale_out", "supply_prefix_token_ids"):
+        options = load(tmp_path, "vllm_model", **VLLM, **{name: "true", "fail_on_prefix_mismatch": "true"})
+        assert isinstance(options, VllmModelOptions)
+        assert (getattr(options, name), options.fail_on_prefix_mismatch) == (True, True)
+
+
 def test_an_anthropic_server_needs_a_key_and_a_model_only(tmp_path: Path) -> None:
     options = load(tmp_path, "anthropic_model", anthropic_api_key="sk-1", anthropic_model="claude")
     assert isinstance(options, AnthropicModelOptions)
@@ -49,6 +60,19 @@ def test_an_anthropic_server_needs_a_key_and_a_model_only(tmp_path: Path) -> Non
         ("vllm_model", {"extra_body": "{stream: true}"}, ["vllm_model.extra_body", "must not hold stream"]),
         ("vllm_model", {"max_body_bytes": "0"}, ["vllm_model.max_body_bytes"]),
         ("vllm_model", {"keep_alive_s": "0"}, ["vllm_model.keep_alive_s"]),
+        ("vllm_model", {"scale_out": "true", "dialects": "[responses]"}, ["vllm_model.scale_out", "has no chat"]),
+        (
+            "vllm_model",
+            {"supply_prefix_token_ids": "true", "dialects": "[messages]"},
+            ["supply_prefix_token_ids", "has no chat"],
+        ),
+        (
+            "vllm_model",
+            {"scale_out": "true", "supply_prefix_token_ids": "true"},
+            ["vllm_model.supply_prefix_token_ids", "one way or the other"],
+        ),
+        ("vllm_model", {"fail_on_prefix_mismatch": "true"}, ["fail_on_prefix_mismatch", "no prefix goes in"]),
+        ("vllm_model", {"scale_out": "perhaps"}, ["vllm_model.scale_out"]),
         ("vllm_model_with_compaction", {"dialects": "[responses]"}, ["with_compaction.dialects", "should be [chat]"]),
     ],
 )
