@@ -49,10 +49,10 @@ def project_chain_to_output_items(chain: Chain) -> list[dict[str, Any]]:
 
 
 def iter_projected_output_json(chain: Chain) -> Iterator[bytes]:
-    """Yield the JSON array of :func:`project_chain_to_output_items` in pieces of bounded size.
+    """Yield the JSON array of :func:`project_chain_to_output_items` in pieces.
 
-    Joined they are what ``exact_json.dumps`` makes of the list, item by item. Memory is that of the running prompt's
-    text and one call's own tokens.
+    Joined they are what ``exact_json.dumps`` makes of the list, item by item. A piece is an item's content, one call's
+    own tokens, or a bounded stretch of the running prompt, whose text is the only thing that is kept.
     """
     tokens = chain.token_ids()
     prompt = _PromptText(tokens)
