@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -49,9 +49,7 @@ from gym_ray.model_server.replayed import CallFailedError
 from gym_ray.model_server.token_calls import TokenCall, TokenCalls
 from gym_ray.model_server.token_forwarding import TokenForwarding
 from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH, weight_version_endpoint
-
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.call_capture import TokenCapture
 
 __all__ = ["AppOptions", "build_app"]
 

@@ -33,7 +33,7 @@ from gym_ray.model_server.errors_wire import (
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import dialect_free_headers, request_headers
 from gym_ray.model_server.replayed import CallFailedError, ReplayedStream
-from gym_ray.model_server.token_answers import tokens_in, without_tokens
+from gym_ray.model_server.token_answers import without_tokens
 from gym_ray.model_server.token_calls import TokenCall
 
 __all__ = ["BridgeOptions", "BridgedRoute"]
@@ -174,10 +174,12 @@ class BridgedRoute:
             shown = whole if call.client_wants_ids else without_tokens(whole) or whole
             return whole, written(shown)
 
-        async with call.withdrawn_on_error():
+        async with call.unserved():
             reply, answer, size = await self._ask(job)
             whole, shown = await _aside(size, lambda: told(answer))
-        await call.complete(whole, reply, tokens_in(answer))
+            outcome = call.outcome(whole, reply, None if job.bridge.hub is None else answer)
+            call.check_prefix(outcome)
+        await call.complete(whole, outcome)
         return shown
 
     async def _ask(self, job: _Job) -> tuple[EngineAnswer, dict[str, Any], int]:

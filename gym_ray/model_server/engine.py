@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome
+from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome
 
 __all__ = ["Engine", "EngineAnswer", "EngineRequest", "TokenRequest"]
 

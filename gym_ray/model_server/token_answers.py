@@ -8,10 +8,10 @@ from typing import Any
 from gym_ray.dialects import MESSAGES
 from gym_ray.dialects.conversion import messages_to_responses
 from gym_ray.errors import UnsupportedRequestError
-from gym_ray.token_id_capture.exact_tokens import MALFORMED_TOKENS, ExactTokens, TokenOutcome, Untrainable
-from gym_ray.token_id_capture.records import TOKEN_FIELDS, extract_token_fields, response_to_output_items
+from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
+from gym_ray.token_id_capture.record_building import RecordError, ServedAnswer, tokens_of_fields
+from gym_ray.token_id_capture.records import TOKEN_FIELDS, response_to_output_items
 from gym_ray.token_id_capture.request_items import request_items
-from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 __all__ = [
     "asks_for_ids",
@@ -91,17 +91,10 @@ def without_tokens(answer: Mapping[str, Any]) -> dict[str, Any] | None:
 def tokens_in(answer: Mapping[str, Any]) -> TokenOutcome | None:
     """Return the tokens that an engine's answer carries by itself, as patched workers' do; None when it has none."""
     try:
-        found = extract_token_fields(answer)
-        if found is None:
-            return None
-        return ExactTokens(
-            prompt_token_ids=pack_token_ids(found["prompt_token_ids"]),
-            generation_token_ids=pack_token_ids(found["generation_token_ids"]),
-            generation_log_probs=pack_log_probs(found["generation_log_probs"]),
-            routed_experts=found["routed_experts"],
-        )
-    except (TypeError, ValueError) as error:
-        return Untrainable(MALFORMED_TOKENS, str(error))
+        fields = ServedAnswer.of(answer, extract=True).token_fields
+        return None if fields is None else tokens_of_fields(fields)
+    except RecordError as error:
+        return Untrainable(error.reason, error.detail)
 
 
 def _message_of(choice: object) -> object:

@@ -7,12 +7,14 @@ A call that is cancelled does nothing more, so that its note stays and says that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from gym_ray.errors import EngineError
 from gym_ray.model_call_capture.exchange import (
     ExecutionFacts,
     TrainingCall,
@@ -28,7 +30,9 @@ from gym_ray.model_server.token_answers import (
     has_several_choices,
     items_of,
     says_something,
+    tokens_in,
 )
+from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 from gym_ray.token_id_capture.exact_tokens import (
     ENGINE_REPORTS_NO_TOKENS,
     IDS_MISSING,
@@ -37,9 +41,6 @@ from gym_ray.token_id_capture.exact_tokens import (
     TokenOutcome,
     Untrainable,
 )
-
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 
 __all__ = ["TokenCall", "TokenCalls", "TokenWay"]
 
@@ -148,13 +149,23 @@ class TokenCall:
         return TokenRequest(self._capture.parent)
 
     @asynccontextmanager
-    async def withdrawn_on_error(self) -> AsyncIterator[None]:
-        """Withdraw the call when the block fails; for as long as its client was served no content (W23)."""
+    async def unserved(self) -> AsyncIterator[None]:
+        """End the call if the block does not: for as long as its client was served no content.
+
+        A call that fails is withdrawn (W23). One that is cancelled may have generated, and its note stays.
+        """
         try:
             yield
+        except asyncio.CancelledError:
+            self._capture.abandon()
+            raise
         except Exception as error:
             await self._capture.withdraw(f"{type(error).__name__}: {error}")
             raise
+
+    def abandon(self) -> None:
+        """Leave a call whose client went away, or whose server ends, to its note."""
+        self._capture.abandon()
 
     async def refused(self, status: int) -> None:
         """End a call whose client gets the engine's refusal."""
@@ -176,28 +187,44 @@ class TokenCall:
         """End a call whose answer was served and cannot be read."""
         await self._capture.untrainable(Untrainable(MALFORMED_TOKENS, detail))
 
-    async def complete(
-        self, answer: Mapping[str, Any], reply: EngineAnswer, carried: TokenOutcome | None = None
-    ) -> None:
-        """Keep the record of a complete answer; durable, or its rollout is marked, when this returns.
+    def outcome(
+        self, answer: Mapping[str, Any], reply: EngineAnswer, carried: Mapping[str, Any] | None = None
+    ) -> TokenOutcome | None:
+        """Return what is known about the tokens of a complete answer; None leaves that to what the answer carries.
 
         Args:
             answer: The answer in the client's dialect, before tokens are taken out of it.
             reply: What the engine answered; its body has ended.
-            carried: What the engine's own answer carried, for an answer that was converted.
+            carried: The engine's own answer, where the client's was made from it.
         """
-        await self._capture.commit(answer, self._outcome(answer, reply) or carried)
-
-    def _outcome(self, answer: Mapping[str, Any], reply: EngineAnswer) -> TokenOutcome | None:
         if reply.local_reason is not None:
             return Untrainable(ENGINE_REPORTS_NO_TOKENS, f"the server made this answer itself: {reply.local_reason}")
         if asks_for_several(self._body) or has_several_choices(answer):
             return Untrainable(SEVERAL_CHOICES, f"n is {self._body.get('n', 1)}")
         if reply.tokens is None:
-            return None
+            return None if carried is None else tokens_in(carried)
         try:
             return reply.tokens()
         except Exception as error:  # noqa: BLE001 - boundary: whatever an engine's report holds, its answer is served
             called = self._called
             _log.exception("%s: the tokens of call %s cannot be read", called.rollout_id, called.model_call_id)
             return Untrainable(MALFORMED_TOKENS, f"{type(error).__name__}: {error}")
+
+    def check_prefix(self, outcome: TokenOutcome | None) -> None:
+        """Refuse an answer of which nothing was served, if the server is to fail calls without a proved prefix (W35).
+
+        Raises:
+            EngineError: The engine did not prove that it continued the parent's tokens; status 502.
+        """
+        refusal = self._capture.refusal(outcome)
+        if refusal is not None:
+            raise EngineError(f"the call is not served, for its prompt is not the one it continues: {refusal}")
+
+    async def complete(self, answer: Mapping[str, Any], outcome: TokenOutcome | None) -> None:
+        """Keep the record of a complete answer; durable, or its rollout is marked, when this returns.
+
+        Args:
+            answer: The answer in the client's dialect, before tokens are taken out of it.
+            outcome: What :meth:`outcome` returned.
+        """
+        await self._capture.commit(answer, outcome)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.token_answers import without_tokens
 from gym_ray.model_server.token_calls import TokenCall
+from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
 __all__ = ["TokenForwarding"]
 
@@ -56,12 +57,17 @@ class TokenForwarding:
             EngineError: The engine failed; nothing was served, and the call is withdrawn.
         """
         asked = replace(asked, tokens=await call.open())
-        async with call.withdrawn_on_error():
+        async with call.unserved():
             reply = await self._answer(request, asked)
             if _is_sse(reply):
                 return _TokenStream(reply, call)
             raw = await reply.read()
-        return await _whole(reply, raw, call)
+            answer = await _aside(len(raw), lambda: exact_json.loads_object(raw)) if reply.status < 400 else None
+            outcome = None
+            if answer is not None and not is_error_payload(answer):
+                outcome = call.outcome(answer, reply)
+                call.check_prefix(outcome)
+        return await _whole(reply, raw, call, answer, outcome)
 
     async def _answer(self, request: Request, asked: EngineRequest) -> EngineAnswer:
         try:
@@ -73,18 +79,18 @@ class TokenForwarding:
         return reply
 
 
-async def _whole(reply: EngineAnswer, raw: bytes, call: TokenCall) -> Response:
+async def _whole(
+    reply: EngineAnswer, raw: bytes, call: TokenCall, answer: dict[str, Any] | None, outcome: TokenOutcome | None
+) -> Response:
     """End the call as its JSON answer says, and return that answer."""
     if reply.status >= 400:
         await call.refused(reply.status)
-        return _response(reply, raw)
-    answer = await _aside(len(raw), lambda: exact_json.loads_object(raw))
-    if answer is None:
+    elif answer is None:
         await call.unreadable(f"the engine answered {reply.status} with something that is no JSON object")
     elif is_error_payload(answer):
         await call.failed(answer, f"the engine answered {reply.status} with an error")
     else:
-        await call.complete(answer, reply)
+        await call.complete(answer, outcome)
         if not call.client_wants_ids and (stripped := without_tokens(answer)) is not None:
             raw = exact_json.dumps(stripped)
     return _response(reply, raw)
@@ -101,8 +107,8 @@ def _response(reply: EngineAnswer, raw: bytes) -> Response:
 class _TokenStream(Response):
     """Relays a stream, and holds its end back until the call's tokens are kept.
 
-    Whatever ends the engine's answer early ends the client's connection too. A client that leaves leaves its call
-    open.
+    Whatever ends the engine's answer early ends the client's connection too. A client that leaves leaves its call to
+    the note that was made of it.
     """
 
     def __init__(self, reply: EngineAnswer, call: TokenCall) -> None:
@@ -118,10 +124,14 @@ class _TokenStream(Response):
         del scope, receive  # only the answer matters
         reply = self._reply
         try:
-            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            failure = await self._relay(send)
-            await self._end(failure)
+            try:
+                headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+                await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+                failure = await self._relay(send)
+                await self._end(failure)
+            except asyncio.CancelledError:
+                self._call.abandon()
+                raise
             for chunk in self._held:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if failure is not None:
@@ -130,7 +140,7 @@ class _TokenStream(Response):
         finally:
             await reply.aclose()
 
-    async def _relay(self, send: Send) -> EngineError | None:
+    async def _relay(self, send: Send) -> Exception | None:
         """Pass on what comes before the terminal event, collect the rest, and return what broke the stream off."""
         chunks = aiter(self._reply.body)
         try:
@@ -149,11 +159,11 @@ class _TokenStream(Response):
                     self._held.append(chunk)
         except TimeoutError:
             _log.warning("an engine kept its connection open behind the end of its stream; it was closed")
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001 - boundary: the call is ended first, then it is raised
             return error
         return None
 
-    async def _end(self, failure: EngineError | None) -> None:
+    async def _end(self, failure: Exception | None) -> None:
         """End the call as its stream did."""
         call, terminal = self._call, self._scanner.terminal
         seen = b"".join(self._seen)
@@ -166,7 +176,7 @@ class _TokenStream(Response):
         elif answer is None:
             await call.unreadable("the stream cannot be put together")
         else:
-            await call.complete(answer, self._reply)
+            await call.complete(answer, call.outcome(answer, self._reply))
 
 
 def _is_sse(reply: EngineAnswer) -> bool:

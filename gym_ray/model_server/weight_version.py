@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.call_capture import TokenCapture
 
 __all__ = ["WEIGHT_VERSION_PATH", "weight_version_endpoint"]
 

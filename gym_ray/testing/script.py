@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.exact_tokens import TokenOutcome
+from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
 __all__ = ["JSON", "SSE", "ScriptedAnswer", "ScriptedCutError"]
 

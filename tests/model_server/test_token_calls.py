@@ -54,6 +54,7 @@ class Capture:
         self.marks: list[tuple[str, str]] = []
         self.parent: ParentTokens | None = None
         self.refuses: Exception | None = None
+        self.unproved: str | None = None
         self.commit_gate: asyncio.Event | None = None
 
     def begin(self, rollout_id: str, model_call_id: str, *, model: str = "") -> Call:
@@ -101,6 +102,12 @@ class Call:
     async def withdraw(self, reason: str) -> None:
         self.capture.log.append("withdraw")
         self.reasons.append(reason)
+
+    def abandon(self) -> None:
+        self.capture.log.append("abandon")
+
+    def refusal(self, outcome: TokenOutcome | None) -> str | None:
+        return self.capture.unproved if outcome is not None else None
 
 
 class Engine(FakeEngine):
@@ -449,7 +456,27 @@ async def test_the_note_of_a_client_that_leaves_stays(tmp_path: Path, spoken: st
         asking.cancel()
         await until(lambda: server.engine.open_answers == 0)
         await until((tmp_path / "r-0.capture.jsonl").exists)
-    assert server.log == ["resolve", "intend", "ask"]
+    assert server.log == ["resolve", "intend", "ask", "abandon"]
+
+
+@pytest.mark.parametrize(("dialect", "stream"), [(CHAT, False), (RESPONSES, False), (MESSAGES, True)])
+async def test_a_call_that_must_prove_its_prefix_fails_before_anything_is_served(
+    tmp_path: Path, dialect: str, stream: bool
+) -> None:
+    async with served(tmp_path, token_dialects=(CHAT,)) as server:
+        server.capture.unproved = "the prompt is another one"
+        response = await server.ask(dialect, stream=stream)
+    assert response.status_code == 502
+    assert "the prompt is another one" in response.text
+    assert server.log == ["resolve", "intend", "ask", "withdraw"]
+
+
+async def test_a_stream_is_beyond_refusal(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        server.capture.unproved = "the prompt is another one"
+        response = await server.ask(CHAT, stream=True)
+    assert response.content == stream_answer(CHAT, "hello there").body
+    assert server.log[-2:] == ["commit", "kept"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -514,7 +541,7 @@ async def test_broken_tokens_in_an_answer_that_is_converted_are_named(tmp_path: 
         assert (await server.ask(RESPONSES)).status_code == 200
     outcome = server.call.outcome
     assert isinstance(outcome, Untrainable)
-    assert (outcome.reason, "generation_log_probs" in outcome.detail) == ("malformed_tokens", True)
+    assert (outcome.reason, "generation_log_probs" in outcome.detail) == ("ids_missing", True)
 
 
 async def test_a_client_that_asks_for_tokens_gets_them(tmp_path: Path) -> None:
