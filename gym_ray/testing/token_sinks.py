@@ -19,6 +19,7 @@ class PlainTokenSink:
         failures: Method name to what it raises, after it was told and before it keeps anything.
         hanging: Method names that wait until :attr:`released` is set.
         released: Lets hanging methods go on.
+        reached: Set once any method was called.
         asked: Method names in the order of the calls.
     """
 
@@ -28,7 +29,7 @@ class PlainTokenSink:
         self.closed = 0
         self.failures: dict[str, Exception] = {}
         self.hanging: set[str] = set()
-        self.released = asyncio.Event()
+        self.released, self.reached = asyncio.Event(), asyncio.Event()
         self.asked: list[str] = []
 
     async def put(self, entry: TokenEntry) -> None:
@@ -48,6 +49,7 @@ class PlainTokenSink:
 
     async def _asked(self, method: str) -> None:
         self.asked.append(method)
+        self.reached.set()
         if method in self.hanging:
             await self.released.wait()
         if method in self.failures:
