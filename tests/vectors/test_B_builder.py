@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from gym_ray.token_id_capture.assembly import Ending, assemble
 from gym_ray.token_id_capture.builder import BuildOutput, run_builder
 from gym_ray.token_id_capture.calls import packed_record
 from gym_ray.token_id_capture.packed import PackedEntry
@@ -334,6 +335,74 @@ def _state(out: BuildOutput) -> tuple[object, ...]:
     notes = dataclasses.asdict(out.notes)
     notes = {name: sorted(value) if isinstance(value, list) else value for name, value in notes.items()}
     return shown(out), sorted(out.quarantined), notes, out.doubts
+
+
+_ERROR_WORDS = {"no_chain": "no chain was built", "log_prob_mismatch": "generation_log_probs"}
+
+
+def test_assemble(
+    scenario: dict[str, Any], form: Callable[[Sequence[dict[str, Any]]], Records], departures: dict[str, Any]
+) -> None:
+    """The verdict on what was built, under the rules that change the build."""
+    expected = scenario["assemble"]
+    built = assemble("r0", form(scenario["entries"]), ending=Ending(**expected["inputs"]), model="m", project=True)
+    build, changed = apply_rules(scenario)
+    attribution = expected["metrics"]["terminal_attribution"]
+    assert (built.response is None, built.mask_sample) == (bool(built.error), bool(built.reasons))
+    if changed and attribution["call_id"] != scenario["terminal_call_id"]:  # the vector has no build for that end
+        assert built.mask_sample or built.metrics["terminal_attribution"]["chain"] == "delivered"
+        return
+    if changed and expected["error_kind"] is None:
+        assert all(departures[rule]["file"] == "B_builder.json" for rule in changed)
+        expected = _verdict_of(build, scenario)
+    if expected["error_kind"]:
+        assert _ERROR_WORDS[expected["error_kind"]] in built.error
+    assert (built.mask_sample, built.response is not None) == (expected["mask_sample"], expected["has_response"])
+    assert built.metrics == expected["metrics"]
+    for name in ("unresolved_retries", "unresolved_parent_calls"):
+        if expected[name] is None:
+            assert name not in built.as_build()
+        else:
+            assert sorted(built.as_build()[name]) == sorted(expected[name])
+
+
+def _verdict_of(build: dict[str, Any], scenario: dict[str, Any]) -> dict[str, Any]:
+    """Return the verdict of B120 on a build as a rule makes it."""
+    notes, peer = build["notes"], scenario["assemble"]
+    doubtful = bool(notes["unresolved_retries"] or notes["unresolved_parent_calls"])
+    doubtful = doubtful or notes["roots"] != 1 or notes["chains"] != 1
+    named = bool(peer["metrics"]["terminal_attribution"]["call_id"] or peer["inputs"]["declared_response_id"])
+    attribution = {**peer["metrics"]["terminal_attribution"], "chain": notes["terminal_chain"]}
+    delivered = notes["terminal_chain"] == "delivered"
+    has_response = bool(build["chains"])
+    metrics = {
+        "n_calls": len(scenario["entries"]),
+        "terminal_attribution": attribution if has_response else {**attribution, "chain": "error"},
+    }
+    if has_response:
+        same_name = {
+            name: notes[name]
+            for name in (
+                "chains",
+                "roots",
+                "delivered_fraction",
+                "generated_tokens_captured",
+                "generated_tokens_delivered",
+                "parent_link_failures",
+            )
+        }
+        counts = {name: len(notes[name]) for name in ("unresolved_parent_calls", "empty_generation_calls")}
+        quarantined = len(build["quarantined"])
+        share = round(quarantined / len(scenario["entries"]), 4)
+        metrics |= same_name | counts | {"quarantined_calls": quarantined, "quarantined_fraction": share}
+    return {
+        "mask_sample": not delivered and (named or doubtful or not has_response),
+        "has_response": has_response,
+        "metrics": metrics,
+        "unresolved_retries": notes["unresolved_retries"] if has_response else None,
+        "unresolved_parent_calls": notes["unresolved_parent_calls"] if has_response else None,
+        "error_kind": None if has_response else "no_chain",
+    }
 
 
 def test_a_row_holds_what_the_peer_projects(scenario: dict[str, Any]) -> None:
