@@ -94,7 +94,7 @@ class LateMarks:
         await self._try(list(self._pending))
 
     async def _wait(self, timeout_s: float) -> None:
-        if not self._untried:
+        if not self._untried and not self._closed:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, timeout_s))
