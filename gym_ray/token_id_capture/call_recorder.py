@@ -162,8 +162,7 @@ class CallRecorder:
             context.committed = True
             return
         try:
-            decided = decision or context.parent_resolution
-            await self._keep(stamped(entry, decided, items, delta=context.delta_records))
+            await self._keep(stamped(context, entry, decision, items))
         except asyncio.CancelledError:
             self.abandon()
             raise

@@ -138,20 +138,23 @@ def tokens_of_fields(fields: Mapping[str, Any]) -> ExactTokens:
     Raises:
         RecordError: They are no tokens and log probabilities, or their lengths differ.
     """
+    prompt, generation, log_probs = (fields[name] for name in _ARRAYS)
+    return _checked(ExactTokens(prompt, generation, log_probs, routed_experts=fields.get("routed_experts")))
+
+
+def _checked(tokens: ExactTokens) -> ExactTokens:
+    """Return tokens whose arrays are packed and agree, whatever an engine put there; finite, too (W21)."""
     try:
-        prompt, generation = pack_token_ids(fields["prompt_token_ids"]), pack_token_ids(fields["generation_token_ids"])
+        prompt, generation = pack_token_ids(tokens.prompt_token_ids), pack_token_ids(tokens.generation_token_ids)
     except (TypeError, ValueError) as error:
         raise RecordError(MALFORMED_TOKENS, str(error)) from error
-    log_probs = _log_probs(fields["generation_log_probs"])
-    return ExactTokens(prompt, generation, log_probs, routed_experts=fields.get("routed_experts"))
-
-
-def _log_probs(values: Any) -> Any:
     try:
-        return pack_log_probs(values)
+        log_probs = pack_log_probs(tokens.generation_log_probs)
     except (TypeError, ValueError) as error:
-        reason = NON_FINITE_LOG_PROB if "finite" in str(error) else MALFORMED_TOKENS
-        raise RecordError(reason, str(error)) from error
+        raise RecordError(NON_FINITE_LOG_PROB if "finite" in str(error) else MALFORMED_TOKENS, str(error)) from error
+    if generation.size != log_probs.size:
+        raise RecordError(LENGTH_MISMATCH, f"{generation.size} generated ids, {log_probs.size} log probs")
+    return replace(tokens, prompt_token_ids=prompt, generation_token_ids=generation, generation_log_probs=log_probs)
 
 
 def build_record(
@@ -177,27 +180,17 @@ def build_record(
         RecordError: The tokens are not usable.
         ValueError: The record contradicts itself, or items cannot be hashed.
     """
-    log_probs = _log_probs(tokens.generation_log_probs)  # refuses what is not finite (W21)
-    if tokens.generation_token_ids.size != log_probs.size:
-        detail = f"{tokens.generation_token_ids.size} generated ids, {log_probs.size} log probs"
-        raise RecordError(LENGTH_MISMATCH, detail)
-    extras = CallExtras(
-        version_start=context.version_start,
-        version_end=version_end,
-        weight_spans=tokens.weight_spans,
-        constrained=tokens.constrained,
-        ended_by=tokens.ended_by,
-        token_in=tokens.token_in,
-    )
+    tokens = _checked(tokens)
+    prompt, generation = tokens.prompt_token_ids, tokens.generation_token_ids
     decision = context.parent_resolution or _NOT_ATTEMPTED
-    linked = _linked(decision, tokens.prompt_token_ids, tokens.generation_token_ids, delta=context.delta_records)
+    linked = _linked(decision, prompt, generation, delta=context.delta_records)
     entry = TokenEntry(
         rollout_id=context.rollout_id,
         model_call_id=context.model_call_id,
         model=context.model or answer.model,
         prompt_token_ids=linked.prompt.tolist(),
-        generation_token_ids=tokens.generation_token_ids.tolist(),
-        generation_log_probs=log_probs.tolist(),
+        generation_token_ids=generation.tolist(),
+        generation_log_probs=tokens.generation_log_probs.tolist(),
         routed_experts=tokens.routed_experts,
         output_items=answer.items,
         token_item_index=answer.carrier,
@@ -209,19 +202,23 @@ def build_record(
     )
     if items is not None:
         stamp_continuation(entry, items)
+    extras = _extras_of(tokens, context.version_start, version_end)
     return BuiltRecord(_with_extras(entry, extras, linked), linked.cumulative)
 
 
 def stamped(
-    entry: TokenEntry, decision: LineageResolution | None, items: Sequence[object] | None, *, delta: bool
+    context: CaptureContext,
+    entry: TokenEntry,
+    decision: LineageResolution | None,
+    items: Sequence[object] | None,
 ) -> BuiltRecord:
     """Link a record that an engine made to its parent, in a copy (B90, B91).
 
     Args:
+        context: The call.
         entry: The record, whole or a delta; left as it is.
-        decision: The decision about its parent; None means that nobody looked.
+        decision: The decision about its parent; None takes the call's own.
         items: The items of its request, where the engine did not stamp them itself.
-        delta: Store only what follows the parent, where that is proved.
 
     Raises:
         RecordError: Its tokens are not usable.
@@ -229,10 +226,10 @@ def stamped(
     """
     tokens = tokens_of_fields({name: getattr(entry, name) for name in _ARRAYS})
     linked = _linked(
-        decision or _NOT_ATTEMPTED,
+        decision or context.parent_resolution or _NOT_ATTEMPTED,
         tokens.prompt_token_ids,
         tokens.generation_token_ids,
-        delta=delta,
+        delta=context.delta_records,
         is_delta=entry.prompt_is_delta,
     )
     members = dict(linked.members)
@@ -242,6 +239,8 @@ def stamped(
     if items is not None:
         stamp_continuation(copy, items)
     extras = CallExtras.of((copy.model_extra or {}).get(EXTRAS_MEMBER))
+    if extras.version_start is None:
+        extras = replace(extras, version_start=context.version_start)
     return BuiltRecord(_with_extras(copy, extras, linked), linked.cumulative)
 
 
@@ -291,6 +290,17 @@ def _chain_hash(
 
 def _members_of(entry: TokenEntry) -> dict[str, Any]:
     return {**{name: getattr(entry, name) for name in TokenEntry.model_fields}, **(entry.model_extra or {})}
+
+
+def _extras_of(tokens: ExactTokens, version_start: Version | None, version_end: Version | None) -> CallExtras:
+    return CallExtras(
+        version_start=version_start,
+        version_end=version_end,
+        weight_spans=tokens.weight_spans,
+        constrained=tokens.constrained,
+        ended_by=tokens.ended_by,
+        token_in=tokens.token_in,
+    )
 
 
 def _with_extras(entry: TokenEntry, extras: CallExtras, linked: _Linked) -> TokenEntry:

@@ -226,6 +226,8 @@ async def test_what_a_patched_worker_put_into_the_answer_is_taken() -> None:
         (ExactTokens(pack_token_ids([1]), pack_token_ids([2]), np.array([np.nan])), "non_finite_log_prob"),
         (ExactTokens(pack_token_ids([1]), pack_token_ids([2]), np.array([-np.inf])), "non_finite_log_prob"),
         (ExactTokens(pack_token_ids([1]), pack_token_ids([2, 3]), pack_log_probs([-0.5])), "length_mismatch"),
+        (ExactTokens(np.array([1, -2]), pack_token_ids([2]), pack_log_probs([-0.5])), "malformed_tokens"),  # type: ignore[arg-type]
+        (ExactTokens(pack_token_ids([1]), np.array([0.5]), pack_log_probs([-0.5])), "malformed_tokens"),  # type: ignore[arg-type]
     ],
 )
 async def test_tokens_that_no_record_can_hold_mark_their_call(

@@ -160,7 +160,7 @@ async def test_tokens_that_cannot_be_kept_mark_their_call(fields: dict[str, Any]
 
 async def test_an_engines_own_record_is_linked_in_a_copy() -> None:
     token_sink = PlainTokenSink()
-    context = capture.CaptureContext("r0", "c1", token_sink, parent_resolution=resolved([1]))
+    context = capture.CaptureContext("r0", "c1", token_sink, parent_resolution=resolved([1]), version_start=7)
     given = entry("c1", gym_ray={"ended_by": "eos", "later": 5})
     before = given.model_copy(deep=True)
     with running(context):
@@ -169,7 +169,7 @@ async def test_an_engines_own_record_is_linked_in_a_copy() -> None:
     (kept,) = token_sink.entries
     assert (kept.prompt_is_delta, kept.prompt_token_ids, kept.parent_call_id, kept.cum_len) == (True, [2], "c0", 3)
     extras = CallExtras.of((kept.model_extra or {})["gym_ray"])
-    assert (extras.ended_by, dict(extras.unknown)) == ("eos", {"later": 5})
+    assert (extras.ended_by, extras.version_start, dict(extras.unknown)) == ("eos", 7, {"later": 5})
     assert extras.chain_hash is not None
     assert context.committed
 
