@@ -1,0 +1,59 @@
+"""The pieces of the benchmark, so that it still runs when somebody wants its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tokens
+from benchmarks.tokens import Plan
+from benchmarks.tokens_probes import PROBES
+
+SMALL = Plan(processes=1, calls=24, samples=4, digest_tokens=1000, turns=4, rollouts=3)
+
+
+def test_every_figure_comes_from_probes_that_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def in_this_process(probe: str, directory: Path, size: int, count: int) -> dict[str, float]:
+        asked.append(probe)
+        return PROBES[probe](directory, size, count)
+
+    monkeypatch.setattr(tokens, "fresh", in_this_process)
+    figures = tokens.run(SMALL, tmp_path)
+    assert set(asked) == set(PROBES)
+    assert tokens.WANTED.keys() <= figures.keys()
+    assert figures["append_bytes_4000_over_10"] == pytest.approx(1, abs=0.01)
+    assert 4 < figures["disk_bytes_per_token"] < 40
+    assert figures["disk_bytes_per_token_4_over_1"] == pytest.approx(1, abs=0.25)
+    said = capsys.readouterr().out
+    assert "2000 tokens in 4 turns: freeze" in said
+    assert "8000 tokens in 16 turns: freeze" in said
+
+
+def test_a_probe_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    found = tokens.fresh("digest", tmp_path, 1000, 2)
+    assert found["bytes"] == 8009
+    assert 0 < found["sha256_s"] < 1e9
+
+
+def test_rollouts_that_were_not_built_whole_give_no_figures(tmp_path: Path) -> None:
+    PROBES["write"](tmp_path, 4, 2)
+    path = tmp_path / "r4-1.tokens.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    record: dict[str, Any] = json.loads(first)
+    record["generation_token_ids"][0] += 1
+    path.write_bytes(json.dumps(record).encode() + b"\n" + b"".join(others))
+    with pytest.raises(SystemExit, match="r4-1 was not built whole"):
+        PROBES["build"](tmp_path, 4, 2)
+
+
+def test_lost_parents_give_no_figures(tmp_path: Path) -> None:
+    PROBES["write"](tmp_path, 3, 1)
+    with pytest.raises(SystemExit, match="r4-0: the parent was not resolved"):
+        PROBES["cold"](tmp_path, 4, 2)
