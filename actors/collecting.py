@@ -107,7 +107,7 @@ def _joiners(plan: CollectionPlan, seats: dict[str, Any]) -> list[Seat]:
     for index, node in enumerate(alive_nodes()):
         name = f"joiner-{index}"
         seats[name] = start_actor(
-            JoinerHost, node, name, plan.paths, plan.capture_dir, max_concurrency=plan.calls_at_once
+            JoinerHost, node, name, plan.paths, plan.capture_dir, plan.tokens, max_concurrency=plan.calls_at_once
         )
         found.append(Seat(name, node.node_id, seats[name]))
     return found

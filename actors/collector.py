@@ -17,6 +17,7 @@ from gym_ray.actors.ray_port import RayPort
 from gym_ray.actors.seats import Seat
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.capture_owner import CaptureOwner
+from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.collection import Collection, CollectionSettings, Finished, Progress
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
@@ -25,6 +26,7 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
+from gym_ray.rollouts.token_delivery import TokenPlan
 
 __all__ = ["CollectionPlan", "CollectorHost", "finished_records"]
 
@@ -40,6 +42,7 @@ class CollectionPlan:
         settings: Limits.
         capture_dir: The capture directory, None when capture is off.
         lanes: Attempts that one worker may have in hand.
+        tokens: What is done with captured tokens, None when none are captured.
     """
 
     paths: RunPaths
@@ -48,6 +51,13 @@ class CollectionPlan:
     settings: CollectionSettings
     capture_dir: Path | None
     lanes: int
+    tokens: TokenPlan | None = None
+
+    @property
+    def capture_dirs(self) -> list[Path]:
+        """Every directory that holds captures of the run, each once."""
+        directories = (self.capture_dir, None if self.tokens is None else self.tokens.directory)
+        return list(dict.fromkeys(path for path in directories if path is not None))
 
     @property
     def calls_at_once(self) -> int:
@@ -80,21 +90,22 @@ class CollectorHost(Watched):
         return await asyncio.to_thread(begin_run, lock, plan.source, plan.options, claim=self._claim)
 
     def _claim(self, rows_file: Path) -> None:
-        if self._plan.capture_dir is None:
-            return
         with MaterialisedRows(rows_file) as rows:
-            ids = (rows.attempt(ordinal, 0).rollout_id for ordinal in range(len(rows)))
-            owner = CaptureOwner(self._plan.capture_dir, ids, self._plan.paths.output)
-        self._held.callback(owner.close)
+            for directory in self._plan.capture_dirs:
+                ids = (rows.attempt(ordinal, 0).rollout_id for ordinal in range(len(rows)))
+                self._held.callback(CaptureOwner(directory, ids, self._plan.paths.output).close)
 
     async def open(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
         """Take the seats that will do the work; call it once, after :meth:`begin`."""
         plan = self._plan
-        port = self._port = RayPort(workers, joiners, lanes=plan.lanes, capture_dir=plan.capture_dir)
+        token_dir = None if plan.tokens is None else plan.tokens.directory
+        clearing = Clearing(plan.capture_dir, token_dir)
+        port = self._port = RayPort(workers, joiners, lanes=plan.lanes, clearing=clearing)
         rows = self._held.enter_context(MaterialisedRows(plan.paths.materialised))
         outputs = self._held.enter_context(RunOutputs(plan.paths))
         log = self._held.enter_context(LedgerLog(plan.paths.ledger))
-        self._collection = Collection(rows, outputs, log, port, plan.settings)
+        mask_limit = None if plan.tokens is None else plan.tokens.mask_limit()
+        self._collection = Collection(rows, outputs, log, port, plan.settings, mask_limit)
         self._finished = self._collection.finished()
         self._ready = True
 

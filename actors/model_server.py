@@ -16,7 +16,9 @@ from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.engines import app_options, build_engine
 from gym_ray.model_server.heavy_bodies import body_work
-from gym_ray.settings import RunSettings, own_secrets
+from gym_ray.settings import ModelOptions, RunSettings, own_secrets
+from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.config import build_token_capture
 
 __all__ = ["ModelServerHost"]
 
@@ -38,6 +40,7 @@ class ModelServerHost(HttpHost):
         self._run_token, self._digest_key, self._local_engine_url = run_token, digest_key, local_engine_url
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
+        self._tokens: TokenCapture | None = None
         self._metrics: MetricsPublisher | None = None
         self._child: ChildInterpreter[Any] = ChildInterpreter(body_work)
         super().__init__(server_name, host, port)
@@ -49,6 +52,7 @@ class ModelServerHost(HttpHost):
         if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)
             await engine.ready(self._settings.model_endpoint_timeout_s, on_wait=self._say_why)
         self._writer = await asyncio.to_thread(self._open_writer)
+        self._tokens = await asyncio.to_thread(self._open_tokens)
         if self._writer is not None:
             self._metrics = MetricsPublisher(self._writer.telemetry, self._server_name)
             self._metrics.start()
@@ -59,6 +63,7 @@ class ModelServerHost(HttpHost):
             run_token=self._run_token,
             options=app_options(self._settings.servers[self._server_name], engine),
             child=self._child,
+            tokens=self._tokens,
         )
 
     def _say_why(self, reason: str) -> None:
@@ -79,6 +84,20 @@ class ModelServerHost(HttpHost):
         writer.start()
         return writer
 
+    def _open_tokens(self) -> TokenCapture | None:
+        settings = self._settings
+        return build_token_capture(
+            settings.token_id_capture,
+            capture_dir=settings.model_call_capture_dir,
+            timeout_s=settings.capture_timeout_s,
+            workers=self._replicas(),
+        )
+
+    def _replicas(self) -> int:
+        options = self._settings.servers[self._server_name].options
+        replicas = options.replicas if isinstance(options, ModelOptions) else 1
+        return replicas if isinstance(replicas, int) else 2  # one a node: nobody knows yet how many nodes there will be
+
     def _redactor(self) -> Redactor:
         chosen = self._settings.capture_redaction
         return Redactor(
@@ -93,6 +112,8 @@ class ModelServerHost(HttpHost):
             await self._engine.aclose()
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
+        if self._tokens is not None:
+            await self._tokens.aclose()
         if self._metrics is not None:
             await self._metrics.close()
         await asyncio.to_thread(self._child.close)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import httpx
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -25,14 +22,10 @@ from gym_ray.actors.cluster import alive_nodes
 from gym_ray.actors.seats import Seat, expect_back, least_busy, least_busy_there
 from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
-from gym_ray.model_call_capture import CaptureStore
-from gym_ray.model_call_capture.quiesce import forget
-from gym_ray.model_call_capture.recovery import clear_rollout
+from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 
 __all__ = ["RayPort"]
-
-_log = logging.getLogger(__name__)
 
 _GRACE_S = 30.0
 """What a worker may take beyond an attempt's own time; longer means that it no longer runs its loop."""
@@ -49,7 +42,7 @@ class RayPort:
         workers: Seats of rollout workers.
         joiners: Seats of joiners.
         lanes: Attempts that one worker may have in hand.
-        capture_dir: The run's capture directory, None when capture is off.
+        clearing: Empties the captures of attempts; closed with the port.
         cancel_patience_s: Time in which a worker must end a cancelled attempt.
         join_patience_s: Time in which a joiner that has work must finish some of it.
     """
@@ -60,15 +53,13 @@ class RayPort:
         joiners: Sequence[Seat],
         *,
         lanes: int,
-        capture_dir: Path | None,
+        clearing: Clearing,
         cancel_patience_s: float = _CANCEL_PATIENCE_S,
         join_patience_s: float = _JOIN_PATIENCE_S,
     ) -> None:
         self._cancel_patience_s, self._join_patience_s = cancel_patience_s, join_patience_s
         self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
-        self._store = None if capture_dir is None else CaptureStore(capture_dir)
-        # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(10.0), trust_env=False)
+        self._clearing = clearing
 
     @property
     def capacity(self) -> int:
@@ -76,22 +67,15 @@ class RayPort:
         return max(1, self._lanes * sum(1 for seat in self._workers if not seat.gone))
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
-        """Empty the captures of these attempts, and tell the servers that they begin anew (D25, D28)."""
-        store = self._store
-        if store is None:
-            return
-        untold = await forget(store.root, rollout_ids, client=self._client)
-        if untold:  # the join asks the same servers again, and a rollout whose server does not answer gets a gap
-            _log.warning("%s begin anew, and these servers could not be told: %s", list(rollout_ids), list(untold))
-        for rollout_id in rollout_ids:
-            await asyncio.to_thread(clear_rollout, store, rollout_id)
+        """Empty the captures of these attempts (D25, D28)."""
+        await self._clearing.clear(rollout_ids)
 
     async def aclose(self) -> None:
         """Close the connections to the servers; idempotent."""
         for seat in self._workers:
             if seat.comes_back is not None:
                 seat.comes_back.cancel()
-        await self._client.aclose()
+        await self._clearing.aclose()
 
     async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
         """Run one attempt on the least busy worker; the result stays in the object store."""

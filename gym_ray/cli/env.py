@@ -73,11 +73,16 @@ def require_servers(settings: RunSettings) -> None:
 
 def capture_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the capture settings in the form that two terminals compare."""
-    directory = settings.model_call_capture_dir
-    return {
+    directory, block = settings.capture_dir, settings.token_id_capture
+    found = {
         "observability_enabled": settings.observability_enabled,
-        "model_call_capture_dir": str(directory) if settings.observability_enabled and directory else None,
+        "model_call_capture_dir": str(directory) if directory else None,
+        "token_id_capture.enabled": block.enabled,
     }
+    if block.enabled:
+        found["token_id_capture.dir"] = str(settings.token_dir) if settings.token_dir else None
+        found["token_id_capture.sink"] = block.sink
+    return found
 
 
 def _require_free(host: str, port: int) -> None:

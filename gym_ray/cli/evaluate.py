@@ -25,6 +25,7 @@ from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.rows import RowOptions, read_rows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, RunStart
+from gym_ray.rollouts.token_delivery import TokenPlan
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings, ServerSettings, settings_from_yaml
 from gym_ray.storage.posix import PosixStore
@@ -213,7 +214,13 @@ def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose:
         else:
             watch = HeadWatch(settings.head_server.host, settings.head_server.port)
         collection = CollectionPlan(
-            plan.paths, plan.source, plan.options, plan.limits, settings.capture_dir, lanes=_LANES
+            plan.paths,
+            plan.source,
+            plan.options,
+            plan.limits,
+            settings.capture_dir,
+            lanes=_LANES,
+            tokens=TokenPlan.of(settings),
         )
         try:
             with collecting(
@@ -273,6 +280,7 @@ def _finish(settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progres
         ("failures", paths.failures if progress.failed or progress.retries else None),
         ("metrics", paths.aggregate_metrics),
         ("captures", settings.capture_dir),
+        ("tokens", settings.token_dir),
     )
     console = Console(highlight=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RolloutSummary", "summarise"]
+__all__ = ["TOKEN_METRICS_FIELD", "RolloutSummary", "summarise"]
+
+TOKEN_METRICS_FIELD = "_ng_token_capture"  # noqa: S105 - a member's name, not a secret
+"""Member of a record that says what its token capture gave (B123), and why its tokens are masked."""
 
 _LONGEST_NAME = 80
 
@@ -81,7 +84,15 @@ def summarise(
         call_latency_ms=metrics.get("latency_total_ms"),
         latency_ms=latency_ms,
         gap_codes=tuple(gap["code"] for gap in gaps),
+        token_mask_reasons=_mask_reasons(record.get(TOKEN_METRICS_FIELD)),
     )
+
+
+def _mask_reasons(tokens: object) -> tuple[str, ...] | None:
+    if not isinstance(tokens, Mapping):
+        return None
+    reasons = tokens.get("mask_reasons")
+    return tuple(map(_name_of, reasons)) if isinstance(reasons, list) else ()
 
 
 def _name_of(failure_class: object) -> str:

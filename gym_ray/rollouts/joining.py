@@ -23,6 +23,7 @@ from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
+from gym_ray.rollouts.token_delivery import FinalizedTokens, TokenDelivery
 
 __all__ = ["Joiner"]
 
@@ -37,6 +38,8 @@ class Joiner:
         capture_dir: The capture directory, None when capture is off.
         client: Used to ask model servers; a client of its own when None.
         quiesce_timeout_s: How long open calls may still end before they become a gap (D62).
+        tokens: Puts exact tokens into the records of agents that take part, None when tokens are not captured; closed
+            with the joiner.
 
     Raises:
         StorageError: The outputs cannot be opened.
@@ -49,6 +52,7 @@ class Joiner:
         *,
         client: httpx.AsyncClient | None = None,
         quiesce_timeout_s: float = 10.0,
+        tokens: TokenDelivery | None = None,
     ) -> None:
         self._outputs = RunOutputs(paths)
         self._capture_dir = capture_dir
@@ -57,11 +61,14 @@ class Joiner:
         self._client = client or httpx.AsyncClient(trust_env=False)
         self._owns_client = client is None
         self._quiesce_timeout_s = quiesce_timeout_s
+        self._tokens = tokens
 
     async def aclose(self) -> None:
         """Close files and connections; call it when no join is in flight."""
         if self._owns_client:
             await self._client.aclose()
+        if self._tokens is not None:
+            await self._tokens.aclose()
         self._outputs.close()
 
     async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
@@ -88,7 +95,13 @@ class Joiner:
 
     async def _join_anew(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
         calls = await self._written_calls(job.rollout_id) if request.attach_capture else None
-        return await asyncio.to_thread(self._join_and_append, job, result, calls, request.terminal)
+        tokens = FinalizedTokens(result, None)
+        if self._tokens is not None:  # behind the list of calls, so that those that were still open have ended
+            tokens = await self._tokens.finalize(job, result)
+        outcome = await asyncio.to_thread(self._join_and_append, job, tokens, calls, request.terminal)
+        if self._tokens is not None and outcome.written is not None and outcome.written.file == "main":
+            await self._tokens.retire(job, tokens)
+        return outcome
 
     async def _written_calls(self, rollout_id: str) -> WrittenCalls | None:
         if self._capture_dir is None:
@@ -104,9 +117,10 @@ class Joiner:
         return listed[rollout_id]
 
     def _join_and_append(
-        self, job: AttemptJob, result: RunResult, calls: WrittenCalls | None, terminal: bool
+        self, job: AttemptJob, tokens: FinalizedTokens, calls: WrittenCalls | None, terminal: bool
     ) -> JoinOutcome:
-        joined = join(job.row, job.rollout_id, result, self._snapshot(job.rollout_id, calls), calls, terminal=terminal)
+        snapshot = self._snapshot(job.rollout_id, calls)
+        joined = join(job.row, job.rollout_id, tokens.result, snapshot, calls, terminal=terminal)
         return JoinOutcome(self._append(joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:

@@ -66,6 +66,7 @@ class TokenIdCaptureConfig(FrozenModel):
         lineage_store: ``module.path:ClassName`` that finds a call's parent; a sink needs one.
         lineage_store_kwargs: What it is made with.
         rebuild_response: Put the built trajectory into the rollout's record.
+        retire_after_delivery: Remove a capture once the record that holds its tokens is durable; a masked one stays.
         allow_unresolved_continuations: Go without a lineage store: rollouts of more than one call are then masked.
         delta_records: Store only the part of a prompt that its parent lacks (W2).
         max_mask_fraction: Largest share of masked rollouts, 0 to 1; a run beyond it ends (B125). None has no bound.
@@ -88,6 +89,7 @@ class TokenIdCaptureConfig(FrozenModel):
     lineage_store: Name | None = None
     lineage_store_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     rebuild_response: bool = True
+    retire_after_delivery: bool = True
     allow_unresolved_continuations: bool = False
     delta_records: bool = True
     max_mask_fraction: Annotated[float, Number, Field(ge=0, le=1)] | None = None

@@ -16,6 +16,7 @@ import pytest
 from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError, ServerStartError, StorageError
 from gym_ray.evidence.run_result import RunResult
+from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 
@@ -77,7 +78,7 @@ async def test_a_joiner_that_hangs_is_ended_and_its_record_is_stored_once(ray_cl
 
     result, request = RunResult(b'{"reward": 1.0}', None, 1.0), JoinRequest(OutputMark(0, 0))
     with seat(JoinerHost, paths, None) as joiner:
-        port = RayPort([], [joiner], lanes=1, capture_dir=None, join_patience_s=1.0)
+        port = RayPort([], [joiner], lanes=1, clearing=Clearing(None), join_patience_s=1.0)
         pid = (await joiner.handle.health.remote()).pid
         os.kill(pid, signal.SIGSTOP)
         tries = 0
@@ -101,7 +102,7 @@ async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cance
 ) -> None:
     from gym_ray.actors.ray_port import RayPort
 
-    port = RayPort([worker], [], lanes=1, capture_dir=None, cancel_patience_s=1.0)
+    port = RayPort([worker], [], lanes=1, clearing=Clearing(None), cancel_patience_s=1.0)
     pid = (await worker.handle.health.remote()).pid
     begun = tmp_path / "begun"
     run = asyncio.create_task(port.run(job("block", begun=begun)))
@@ -119,7 +120,7 @@ async def test_a_worker_whose_agent_blocks_it_is_ended_when_its_attempt_is_cance
 async def test_a_worker_whose_loop_an_agent_ended_is_lost_at_once(worker: Any) -> None:
     from gym_ray.actors.ray_port import RayPort
 
-    port = RayPort([worker], [], lanes=1, capture_dir=None)
+    port = RayPort([worker], [], lanes=1, clearing=Clearing(None))
     async with asyncio.timeout(120):
         lost = await port.run(job("end the loop"))
     assert isinstance(lost, Lost)
@@ -132,7 +133,7 @@ async def test_a_worker_that_lost_its_process_is_given_nothing_until_the_next_on
 ) -> None:
     from gym_ray.actors.ray_port import RayPort
 
-    port = RayPort([worker], [], lanes=8, capture_dir=None)
+    port = RayPort([worker], [], lanes=8, clearing=Clearing(None))
     pid = (await worker.handle.health.remote()).pid
     begun = tmp_path / "begun"
     run = asyncio.create_task(port.run(job("block", begun=begun)))

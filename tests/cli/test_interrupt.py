@@ -124,12 +124,13 @@ def test_a_killed_driver_leaves_whole_files_and_a_free_output(
 
     deadline = time.monotonic() + 150
     again = start()
-    while not (tmp_path / "out.run" / "previous").exists():  # the dead run's collector may take a moment to go
+    previous = tmp_path / "out.run" / "previous"
+    while not any(previous.glob("*/out.jsonl")):  # the dead run's collector may take a moment to go
         if again.poll() is not None:
             assert "another collector" in again.communicate()[1]
             assert time.monotonic() < deadline
             again = start()
         time.sleep(0.1)
-    (aside,) = (tmp_path / "out.run" / "previous").iterdir()
+    (aside,) = previous.iterdir()
     kept = records(aside / "out.jsonl")
     assert kept[: len(earlier)] == earlier, "an earlier run's results are set aside, whole"

@@ -1,0 +1,133 @@
+"""Puts the exact tokens of a finished attempt into its record, and lets go of the capture once that record is durable.
+
+The order is the promise: the calls have ended, the capture is frozen, the record is stored, and only then is anything
+retired. A rollout whose tokens are not proved keeps its evidence and is masked; so does a failed one (B122-B124).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gym_ray import exact_json
+from gym_ray.evidence.run_result import RunResult
+from gym_ray.evidence.summary import TOKEN_METRICS_FIELD
+from gym_ray.rollouts.ports import AttemptJob
+from gym_ray.settings import RunSettings, TokenIdCaptureConfig
+from gym_ray.token_id_capture.config import build_token_source
+from gym_ray.token_id_capture.delivery import (
+    capture_build_can_retire,
+    finalize_rollout_token_capture,
+    mask_reasons,
+    retire_rollout_token_capture,
+)
+from gym_ray.token_id_capture.mask_limit import MaskLimit
+from gym_ray.token_id_capture.protocols import TokenSource
+
+__all__ = ["FinalizedTokens", "TokenDelivery", "TokenPlan"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlan:
+    """What a run does with captured tokens; it travels to the processes that do it.
+
+    Attributes:
+        config: The block of the settings, enabled.
+        capture_dir: The run's ``model_call_capture_dir``, in use or not.
+        agents: Names of the agents that take part.
+        directory: Where the token files are, None when a sink of the user's own keeps the records.
+    """
+
+    config: TokenIdCaptureConfig
+    capture_dir: Path | None
+    agents: frozenset[str]
+    directory: Path | None
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> TokenPlan | None:
+        """Return the plan of a run, None when it captures no tokens."""
+        if not settings.token_id_capture.enabled:
+            return None
+        agents = frozenset(name for name in settings.servers if settings.trains(name))
+        return cls(settings.token_id_capture, settings.model_call_capture_dir, agents, settings.token_dir)
+
+    def delivery(self) -> TokenDelivery | None:
+        """Open what puts tokens into records; None when responses are not rebuilt.
+
+        Raises:
+            SettingsError: The source cannot be made.
+            CaptureError: The token directory cannot be created.
+        """
+        source = build_token_source(self.config, self.capture_dir)
+        if source is None:
+            return None
+        return TokenDelivery(source, self.agents, retire=self.config.retire_after_delivery)
+
+    def mask_limit(self) -> MaskLimit:
+        """Return the limit of the run; it never ends one whose settings name no fraction."""
+        config = self.config
+        return MaskLimit(config.max_mask_fraction, config.mask_fraction_min_samples, config.mask_fraction_window)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizedTokens:
+    """A result with its tokens.
+
+    Attributes:
+        result: The run's result; its reply holds the rebuilt response and the verdict.
+        build: What was built, None when there was nothing to finalise.
+    """
+
+    result: RunResult
+    build: dict[str, Any] | None
+
+
+class TokenDelivery:
+    """Finalises attempts of agents that take part in token capture.
+
+    Args:
+        source: Where the captures are; closed by :meth:`aclose`.
+        agents: Names of the agents that take part.
+        retire: Remove a capture once the record that holds its tokens is durable.
+    """
+
+    def __init__(self, source: TokenSource, agents: frozenset[str], *, retire: bool) -> None:
+        self._source, self._agents, self._retire = source, agents, retire
+
+    async def finalize(self, job: AttemptJob, result: RunResult) -> FinalizedTokens:
+        """Return the result with its tokens; a failure, and what takes no part, comes back as it is. Never raises.
+
+        Args:
+            job: The attempt; the capture is found by its id and by nothing the reply says.
+            result: How its run ended.
+        """
+        if job.agent not in self._agents or result.failure is not None or result.reply is None:
+            return FinalizedTokens(result, None)
+        record = await asyncio.to_thread(exact_json.loads_object, result.reply)
+        if record is None:
+            return FinalizedTokens(result, None)
+        record.pop("_ng_attempt_index", None)
+        record["_ng_rollout_id"] = job.rollout_id
+        build = await finalize_rollout_token_capture(record, self._source)
+        if build is None:
+            return FinalizedTokens(result, None)
+        if reasons := mask_reasons(build):
+            record.setdefault(TOKEN_METRICS_FIELD, {})["mask_reasons"] = list(reasons)
+        reply = await asyncio.to_thread(exact_json.dumps, record)
+        return FinalizedTokens(replace(result, reply=reply), build)
+
+    async def retire(self, job: AttemptJob, tokens: FinalizedTokens) -> None:
+        """Remove the capture of an attempt whose record is durable; what is masked stays. Never raises."""
+        if not self._retire or tokens.build is None or not capture_build_can_retire(tokens.build):
+            return
+        if not await retire_rollout_token_capture(job.rollout_id, self._source, tokens.build):
+            _log.warning("%s: its token capture changed after it was read, and is kept", job.rollout_id)
+
+    async def aclose(self) -> None:
+        """Close the source."""
+        await self._source.close()

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.rollouts.joining import Joiner
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_paths import OutputMark, RunPaths
+from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.rollouts.token_delivery import TokenDelivery, TokenPlan
+from gym_ray.settings import RunSettings, TokenIdCaptureConfig
+from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
+from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
+from gym_ray.token_id_capture.store import TokenCaptureStore
+
+ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
+JOB = AttemptJob(0, 1, "0-0-a1", "a", json.dumps({**ROW, "_ng_task_index": 0, "_ng_rollout_index": 0}).encode())
+OUTPUT = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
+REPLY = {"reward": 1.0, "response": {"id": "resp_1", "object": "response", "output": OUTPUT}}
+ASKED = JoinRequest(OutputMark(0, 0))
+
+
+def entry(call_id: str = "c1") -> TokenEntry:
+    made = TokenEntry(
+        rollout_id=JOB.rollout_id,
+        model_call_id=call_id,
+        prompt_token_ids=[1, 2],
+        generation_token_ids=[3, 4],
+        generation_log_probs=[-0.5, -0.25],
+        output_items=OUTPUT,
+        token_item_index=0,
+        response_id="resp_1",
+    )
+    return stamp_lineage(made, None, ParentResolutionStatus.ROOT)
+
+
+class WatchedStore(TokenCaptureStore):
+    """Notes what is asked of it, and how many bytes of records were durable then."""
+
+    def __init__(self, root: Path, output: Path) -> None:
+        super().__init__(root)
+        self.asked: list[tuple[str, int]] = []
+        self._output = output
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        self.asked.append(("freeze", self._output.stat().st_size))
+        return await super().freeze(rollout_id)
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        self.asked.append(("drop", self._output.stat().st_size))
+        return await super().drop(rollout_id, snapshot_id=snapshot_id, version=version)
+
+
+class Setting:
+    def __init__(self, tmp_path: Path) -> None:
+        source = tmp_path / "in.jsonl"
+        source.write_text(json.dumps(ROW) + "\n")
+        self.paths = RunPaths.of(tmp_path / "out.jsonl")
+        with RunLock(self.paths) as lock:
+            begin_run(lock, source, RowOptions())
+        self.paths.output.touch()
+        self.store = WatchedStore(tmp_path / "tokens", self.paths.output)
+
+    async def join(self, result: RunResult, *, agents: frozenset[str] = frozenset({"a"}), retire: bool = True) -> Any:
+        joiner = Joiner(self.paths, None, tokens=TokenDelivery(self.store, agents, retire=retire))
+        try:
+            outcome: JoinOutcome = await joiner.join(JOB, result, ASKED)
+        finally:
+            await joiner.aclose()
+        assert outcome.written is not None
+        path = self.paths.output if outcome.written.file == "main" else self.paths.failures
+        return json.loads(path.read_text()), outcome.summary
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    return Setting(tmp_path)  # type: ignore[return-value]
+
+
+def reply(**changes: Any) -> RunResult:
+    return RunResult(json.dumps({**REPLY, **changes}).encode(), None, 7.0)
+
+
+async def test_a_record_gets_its_tokens_and_only_then_the_capture_goes(setting: Setting) -> None:
+    await setting.store.put(entry())
+    record, summary = await setting.join(reply())
+    (item,) = record["response"]["output"]
+    assert (item["prompt_token_ids"], item["generation_token_ids"]) == ([1, 2], [3, 4])
+    assert item["generation_log_probs"] == [-0.5, -0.25]
+    assert item["content"] == OUTPUT[0]["content"]
+    assert "mask_sample" not in record
+    assert "mask_reasons" not in record["_ng_token_capture"]
+    assert summary.token_mask_reasons == ()
+    size = setting.paths.output.stat().st_size
+    assert setting.store.asked == [("freeze", 0), ("drop", size)]
+    assert not await setting.store.has_evidence(JOB.rollout_id) or setting.store.read_entries(JOB.rollout_id) == []
+
+
+async def test_a_capture_that_is_to_stay_stays(setting: Setting) -> None:
+    await setting.store.put(entry())
+    await setting.join(reply(), retire=False)
+    assert [kept.model_call_id for kept in setting.store.read_entries(JOB.rollout_id)] == ["c1"]
+
+
+async def test_a_masked_rollout_says_why_and_keeps_its_evidence(setting: Setting) -> None:
+    await setting.store.put(entry())
+    await setting.store.mark_incomplete(JOB.rollout_id, "c2")
+    record, summary = await setting.join(reply())
+    assert record["mask_sample"] is True
+    assert "capture_incomplete" in record["_ng_token_capture"]["mask_reasons"]
+    assert summary.token_mask_reasons == tuple(record["_ng_token_capture"]["mask_reasons"])
+    assert len(setting.store.read_entries(JOB.rollout_id)) == 1
+
+
+async def test_without_any_record_of_tokens_a_rollout_is_masked(setting: Setting) -> None:
+    record, summary = await setting.join(reply())
+    assert (record["mask_sample"], summary.token_mask_reasons) == (True, ("no_token_records",))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        RunResult(None, RunFailure("agent_run_error", "ValueError", "no"), 7.0),
+        reply(_ng_failure_class="judge_failed"),
+    ],
+    ids=["failed", "reply with a failure class"],
+)
+async def test_a_failure_keeps_its_evidence(setting: Setting, result: RunResult) -> None:
+    await setting.store.put(entry())
+    record, _ = await setting.join(result)
+    assert record["_ng_failure_class"]
+    assert len(setting.store.read_entries(JOB.rollout_id)) == 1
+
+
+async def test_the_capture_is_found_by_the_attempt_and_not_by_the_reply(setting: Setting) -> None:
+    await setting.store.put(entry())
+    record, _ = await setting.join(reply(_ng_rollout_id="9-9", _ng_attempt_index=4))
+    assert record["response"]["output"][0]["generation_token_ids"] == [3, 4]
+    assert record.get("_ng_rollout_id") != "9-9"
+
+
+async def test_an_agent_that_takes_no_part_is_left_alone(setting: Setting) -> None:
+    record, summary = await setting.join(reply(), agents=frozenset({"b"}))
+    assert "_ng_token_capture" not in record
+    assert summary.token_mask_reasons is None
+    assert setting.store.asked == []
+
+
+def test_a_run_without_capture_has_no_plan(tmp_path: Path) -> None:
+    assert TokenPlan.of(RunSettings()) is None
+    block = TokenIdCaptureConfig(enabled=True, dir=tmp_path, rebuild_response=False)
+    plan = TokenPlan.of(RunSettings(token_id_capture=block))
+    assert plan is not None
+    assert plan.delivery() is None
