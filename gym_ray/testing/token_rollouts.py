@@ -55,24 +55,17 @@ class TokenRollout:
         """
         before = self.sequences[parent] if parent is not None else []
         is_delta = parent is not None and (self._deltas if delta is None else delta)
-        prompt, whole = [*before, *added], [*before, *added, *generation]
-        stored = list(added) if is_delta else prompt
+        stored = list(added) if is_delta else [*before, *added]
+        whole = [*before, *added, *generation]
+        provenance = [*(False for _ in added), *(True for _ in generation)]
+        self.sequences[call_id] = whole
+        self.sampled[call_id] = [*self.sampled[parent], *provenance] if parent is not None else provenance
         digest = digest_packed(pack_token_ids(whole))
         extra = dict(gym_ray or {})
         if self._chain_hashes:
-            extra["chain_hash"] = chain_hash(
-                self.records[parent].get("gym_ray", {}).get("chain_hash") if is_delta and parent else None,
-                digest,
-                len(whole),
-                pack_token_ids(stored),
-                pack_token_ids(generation),
-            )
-        self.sequences[call_id] = whole
-        self.sampled[call_id] = [
-            *(self.sampled[parent] if parent is not None else []),
-            *(False for _ in added),
-            *(True for _ in generation),
-        ]
+            before_hash = self.records[parent]["gym_ray"]["chain_hash"] if is_delta and parent else None
+            columns = pack_token_ids(stored), pack_token_ids(generation)
+            extra["chain_hash"] = chain_hash(before_hash, digest, len(whole), *columns)
         self.records[call_id] = {
             "rollout_id": self.rollout_id,
             "model_call_id": call_id,
