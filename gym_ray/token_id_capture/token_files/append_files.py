@@ -89,7 +89,7 @@ class AppendFiles(LineFiles):
         self._folder, self._locks, self._cache = folder, locks, cache
         self._file_calls = folder.calls
         self._sessions: dict[str, _Session] = {}  # a file has one batch at a time
-        self._unsynced: dict[str, tuple[int, int]] = {}
+        self._unsynced: dict[str, StagedAppend] = {}
 
     def stage(self, name: str, compose: Callable[[], bytes], *, wait: bool) -> StagedAppend:
         """Lock the rollout and write; see :meth:`LineFiles.stage`.
@@ -159,21 +159,24 @@ class AppendFiles(LineFiles):
     def _put_end_in_order(self, name: str, fd: int, size: int) -> int:
         session = self._sessions[name]
         session.fd = fd
-        written = self._unsynced.pop(name, None)
-        if written is not None and written[1] == size:
-            self._cut(name, fd, written[0], "was written, but could not be synced")
-            size = written[0]
+        unsynced = self._unsynced.get(name)
+        if unsynced is not None:
+            if (unsynced.end, unsynced.handle.inode) == (size, self._file_calls.fstat(fd).st_ino):
+                self._cut(name, fd, unsynced.size, "was written, but could not be synced")
+                size = unsynced.size
+            del self._unsynced[name]
         if name.endswith(INTENTS_SUFFIX):
             return self._without_torn_intent(name, fd, size)
         return self._with_index(session, name, size)
 
     def _without_torn_intent(self, name: str, fd: int, size: int) -> int:
-        end = size
-        while end and (tail := self._file_calls.pread(fd, min(_TAIL_BYTES, end), max(0, end - _TAIL_BYTES))):
+        end, look = size, 1
+        while end and (tail := self._file_calls.pread(fd, min(look, end), max(0, end - look))):
             feed = tail.rfind(b"\n")
             end = end - len(tail) + feed + 1
             if feed >= 0:
                 break
+            look = _TAIL_BYTES
         if end < size:
             self._cut(name, fd, end, "was cut short")
         return end
@@ -245,7 +248,7 @@ class AppendFiles(LineFiles):
                 self._file_calls.close(fd)
         except OSError as error:
             _log.error("%s: an append that may not be durable cannot be cut off: %s", path, error)
-            self._unsynced[staged.name] = staged.size, staged.end
+            self._unsynced[staged.name] = staged
 
     def _cut(self, name: str, fd: int, size: int, why: str) -> None:
         _log.warning("%s/%s: what follows byte %d %s; it is cut off", self._folder.root, name, size, why)
