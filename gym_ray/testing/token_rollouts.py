@@ -63,17 +63,11 @@ class TokenRollout:
         digest = digest_packed(pack_token_ids(whole))
         extra = dict(gym_ray or {})
         if self._chain_hashes:
-            before_hash = self.records[parent]["gym_ray"]["chain_hash"] if is_delta and parent else None
+            hash_before = self.records[parent]["gym_ray"]["chain_hash"] if is_delta and parent else None
             columns = pack_token_ids(stored), pack_token_ids(generation)
-            extra["chain_hash"] = chain_hash(before_hash, digest, len(whole), *columns)
+            extra["chain_hash"] = chain_hash(hash_before, digest, len(whole), *columns)
         self.records[call_id] = {
-            "rollout_id": self.rollout_id,
-            "model_call_id": call_id,
-            "prompt_token_ids": stored,
-            "generation_token_ids": list(generation),
-            "generation_log_probs": [-(0.5 ** (at % 20 + 1)) for at in range(len(generation))],
-            "output_items": [{"type": "message", "role": "assistant", "content": f"said by {call_id}"}],
-            "token_item_index": 0,
+            **_record(self.rollout_id, call_id, stored, generation),
             "created_at": float(len(self.records)),
             "parent_call_id": parent,
             "parent_resolution": "root" if parent is None else "resolved",
@@ -107,6 +101,18 @@ class TokenRollout:
             placed.append(PackedEntry(*own, one.rest))
             at, log_prob_at = end, log_prob_end
         return placed
+
+
+def _record(rollout_id: str, call_id: str, prompt: list[int], generation: Sequence[int]) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout_id,
+        "model_call_id": call_id,
+        "prompt_token_ids": prompt,
+        "generation_token_ids": list(generation),
+        "generation_log_probs": [-(0.5 ** (at % 20 + 1)) for at in range(len(generation))],
+        "output_items": [{"type": "message", "role": "assistant", "content": f"said by {call_id}"}],
+        "token_item_index": 0,
+    }
 
 
 def _frozen(parts: Sequence[Any]) -> Any:
