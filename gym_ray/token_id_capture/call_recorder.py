@@ -54,8 +54,9 @@ _ROOT: Final = LineageResolution(ParentResolutionStatus.ROOT)
 _UNAVAILABLE: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=RESOLVER_UNAVAILABLE_REASON)
 _LOOKUP_ERROR: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=LOOKUP_ERROR_REASON)
 
-_INLINE_ITEMS: Final = 64
-_INLINE_CHARACTERS: Final = 128 * 1024
+_INLINE_ITEMS: Final = 256
+_INLINE_CHARACTERS: Final = 256 * 1024
+_PLAIN_MEMBERS: Final = 3
 
 
 class OnThread(Protocol):
@@ -237,7 +238,8 @@ class CallRecorder:
             exact = tokens_of_fields(fields) if tokens is None else tokens
             return build_record(self._context, answer, exact, items, created_at=now, version_end=version)
 
-        if is_heavy(tokens if tokens is not None else fields):
+        delta = self._context.delta_records and self._context.match is not None
+        if is_heavy(fields if tokens is None else tokens, delta=delta):
             return await self._services.on_thread(work)
         return work()
 
@@ -310,21 +312,21 @@ def _answer_of(response: object, *, extract: bool) -> ServedAnswer | None:
 
 
 def _are_few(items: Sequence[object]) -> bool:
-    """Whether hashing the items takes an event loop less than about a millisecond."""
-    if len(items) > _INLINE_ITEMS:
-        return False
-    return sum(_characters(item) for item in items) <= _INLINE_CHARACTERS
+    """Whether hashing the items takes an event loop about a millisecond at most."""
+    return len(items) <= _INLINE_ITEMS and sum(map(_characters, items)) <= _INLINE_CHARACTERS
 
 
 def _characters(item: object) -> int:
     """Estimate how much text an item holds; what nests deeper counts as much as its parts are many."""
-    if not isinstance(item, Mapping):
+    if not isinstance(item, dict):
         return 0
+    content = item.get("content")
+    if type(content) is str and len(item) <= _PLAIN_MEMBERS:
+        return len(content)  # the usual item, and there are many
     total = 0
     for value in item.values():
-        parts = value if isinstance(value, list) else [value]
-        for part in parts:
-            texts = part.values() if isinstance(part, Mapping) else [part]
+        for part in value if isinstance(value, list) else (value,):
+            texts = part.values() if isinstance(part, dict) else (part,)
             total += sum(len(text) for text in texts if isinstance(text, str | list | dict))
     return total
 

@@ -55,6 +55,7 @@ __all__ = [
 _NOT_ATTEMPTED: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=NOT_ATTEMPTED_REASON)
 _ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _HEAVY_TOKENS: Final = 16_384
+_HEAVY_HASHED_TOKENS: Final = 65_536
 
 
 class RecordError(ValueError):
@@ -124,10 +125,16 @@ class BuiltRecord:
     cumulative: TokenArray
 
 
-def is_heavy(tokens: ExactTokens | Mapping[str, Any]) -> bool:
-    """Whether making a record of these tokens takes an event loop more than about a millisecond."""
+def is_heavy(tokens: ExactTokens | Mapping[str, Any], *, delta: bool) -> bool:
+    """Whether making a record of these tokens takes an event loop more than about a millisecond.
+
+    Args:
+        tokens: The tokens.
+        delta: Most of the prompt is its parent's, which is compared and hashed, and not converted.
+    """
     if isinstance(tokens, ExactTokens):
-        return tokens.prompt_token_ids.size + tokens.generation_token_ids.size > _HEAVY_TOKENS
+        size = tokens.prompt_token_ids.size + tokens.generation_token_ids.size
+        return size > (_HEAVY_HASHED_TOKENS if delta else _HEAVY_TOKENS)
     counted = [tokens.get(name) for name in _ARRAYS]
     return sum(len(values) for values in counted if isinstance(values, Sized)) > _HEAVY_TOKENS
 

@@ -15,6 +15,7 @@ from gym_ray.errors import CaptureError
 from gym_ray.testing.token_sinks import NotingTokenSink, PlainTokenSink
 from gym_ray.token_id_capture import call_recorder
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
+from gym_ray.token_id_capture.conversation_cache import ConversationCache
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan, chain_hash
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution
@@ -138,6 +139,34 @@ async def test_large_records_are_made_on_a_thread(monkeypatch: pytest.MonkeyPatc
     assert names[0] == threading.current_thread().name
     assert names[1].startswith("token-capture")
     assert [entry.cum_len for entry in sink.entries] == [101, 100_001]
+
+
+@pytest.mark.parametrize(
+    ("items", "on_thread"),
+    [
+        ([QUESTION], False),
+        ([QUESTION] * 257, True),
+        ([{"role": "user", "content": "x" * 262_145}], True),
+        ([{"role": "user", "content": [{"type": "input_text", "text": "x" * 262_145}]}], True),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "x" * 262_145}], "name": "m"}], True),
+        ([{"type": "function_call", "call_id": "k", "name": "f", "arguments": "x" * 262_145}], True),
+    ],
+)
+async def test_what_takes_long_to_hash_is_hashed_on_a_thread(
+    items: list[object], on_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    hashed = ConversationCache.hashed
+
+    def watched(cache: ConversationCache, rollout_id: str, given: Sequence[object]) -> Any:
+        names.append(threading.current_thread().name)
+        return hashed(cache, rollout_id, given)
+
+    monkeypatch.setattr(ConversationCache, "hashed", watched)
+    kept = TokenCapture(NotingTokenSink(), None)
+    await kept.begin("r0", "c0").resolve(items)
+    await kept.aclose()
+    assert [name.startswith("token-capture") for name in names] == [on_thread]
 
 
 @pytest.mark.parametrize("count", [3, 500])
