@@ -45,8 +45,12 @@ def test_a_faithful_continuation_has_its_parent() -> None:
     ],
     ids=["context", "answer", "order", "longer_context"],
 )
-def test_whatever_was_rewritten_has_none(items: list[object]) -> None:
-    assert found([call("a", ASK, assistant("A"))], items) == "no_match"
+@pytest.mark.parametrize("ours", [True, False], ids=["our_record", "another_writers"])
+def test_whatever_was_rewritten_has_none(items: list[object], ours: bool) -> None:
+    entry = call("a", ASK, assistant("A"))
+    if not ours:
+        del entry.gym_ray  # type: ignore[attr-defined]
+    assert found([entry], items) == "no_match"
 
 
 def test_interchangeable_calls_are_one() -> None:
@@ -56,6 +60,13 @@ def test_interchangeable_calls_are_one() -> None:
 
 def test_calls_with_other_tokens_are_ambiguous() -> None:
     entries = [call("b", ASK, assistant("A")), call("a", ASK, assistant("A"), ids=(1, 3))]
+    assert found(entries, [*ASK, assistant("A"), user("n")]) == "ambiguous"
+
+
+def test_calls_that_claim_no_digest_are_never_interchangeable() -> None:
+    entries = [call("b", ASK, assistant("A")), call("a", ASK, assistant("A"))]
+    for entry in entries:
+        entry.digest = entry.cum_len = None
     assert found(entries, [*ASK, assistant("A"), user("n")]) == "ambiguous"
 
 

@@ -147,6 +147,13 @@ def test_null_that_became_nan_is_not_taken_for_known() -> None:
         cache.hashed("r", [user("q"), {"role": "assistant", "content": float("nan")}])
 
 
+def test_nan_that_became_null_is_not_taken_for_known() -> None:
+    cache = ConversationCache()
+    check_role = [user("q"), {"role": float("nan"), "content": "x"}]
+    assert all_of(cache.hashed("r", check_role).hasher) == anew(check_role)
+    check(cache, [user("q"), {"role": None, "content": "x"}])
+
+
 def test_items_that_their_owner_changes_later_are_not_taken_for_known() -> None:
     cache = ConversationCache()
     items = turns(2)

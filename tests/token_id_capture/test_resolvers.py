@@ -410,6 +410,17 @@ class TestOtherBackends:
     async def test_nobody_can_say_so_no_call_is_a_seeded_root(self, backend: Backend) -> None:
         assert says(await backend.resolve("r0", FEW_SHOT)) == "no_match"
 
+    async def test_a_rollout_with_records_has_no_seeded_root_whatever_is_said_of_it(
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def nothing(rollout_id: str) -> bool:
+            return False
+
+        monkeypatch.setattr(backend, "has_evidence", nothing)
+        assert says(await backend.resolve("r0", FEW_SHOT)) == "seeded_root"
+        backend.records = [ScriptedConversation().call()]
+        assert says(await backend.resolve("r0", FEW_SHOT)) == "no_match"
+
     async def test_a_record_of_another_rollout_is_refused(self, backend: Backend) -> None:
         conversation = ScriptedConversation("other")
         backend.records = [conversation.call()]

@@ -233,6 +233,21 @@ class TestChains:
             assert held.match("c3").tokens.tolist() == conversation.tokens
         assert asked == ["c2", "c1", "c0"]
 
+    def test_fetching_parents_ends(self) -> None:
+        (entry,) = played(2, delta=True).entries[1:]
+        asked: list[str] = []
+
+        def load(call_ids: Sequence[str]) -> list[PackedEntry]:
+            asked.extend(call_ids)
+            update = {"model_call_id": call_ids[0], "parent_call_id": f"before-{len(asked)}"}
+            return [PackedEntry.of_entry(entry.model_copy(update=update))]
+
+        held = RolloutLineage(load)
+        held.add(PackedEntry.of_entry(entry))
+        with pytest.raises(ValueError, match="more than 10000 delta records"):
+            held.match("c1")
+        assert len(asked) == MAX_CHAIN_LINKS
+
     def test_a_parent_that_comes_later_will_do(self) -> None:
         conversation = played(2, delta=True)
         held = lineage(conversation.entries[1:])
