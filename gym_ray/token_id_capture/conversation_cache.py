@@ -180,9 +180,13 @@ def _json(value: object) -> bytes | None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether texts and nulls are all that a value holds."""
+    """Whether texts and nulls are all that a parsed JSON value holds."""
+    inner: Iterable[object]
     if isinstance(value, dict):
-        return all(map(_is_text, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_text, value))
-    return value is None or isinstance(value, str)
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return value is None or isinstance(value, str)
+    # Every new item comes through here, and most of what it holds is text: that is left aside without a call.
+    return all(map(_is_text, [each for each in inner if type(each) is not str]))
