@@ -136,6 +136,10 @@ class TokenCapture:
         """Return the rollouts that lost tokens and whose mark is not durable yet."""
         return self._marks.pending()
 
+    def forget(self, rollout_id: str) -> None:
+        """Drop marks of a rollout whose evidence was cleared because it begins anew, so that they spoil no new call."""
+        self._marks.drop(rollout_id)
+
     async def settled(self, rollout_id: str, timeout_s: float) -> bool:
         """Wait until every mark of a rollout is durable, ``timeout_s`` at most, and return whether all are."""
         return await self._marks.settled(rollout_id, timeout_s)

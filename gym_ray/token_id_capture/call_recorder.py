@@ -54,6 +54,7 @@ _ROOT: Final = LineageResolution(ParentResolutionStatus.ROOT)
 _UNAVAILABLE: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=RESOLVER_UNAVAILABLE_REASON)
 _LOOKUP_ERROR: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=LOOKUP_ERROR_REASON)
 
+_PATIENCE_S: Final = 1.0
 _INLINE_ITEMS: Final = 256
 _INLINE_CHARACTERS: Final = 256 * 1024
 _PLAIN_MEMBERS: Final = 3
@@ -98,6 +99,7 @@ class CallRecorder:
     def __init__(self, context: CaptureContext, services: CaptureServices) -> None:
         self._context, self._services = context, services
         self._calls = SinkCalls(context.token_sink, services.bounded)
+        self._sink_is_slow = False
 
     async def resolve(self, items: Sequence[object] | None) -> None:
         """Decide about the parent; never raises (B79-B81)."""
@@ -256,12 +258,20 @@ class CallRecorder:
         if context.token_sink is None:
             context.committed = True
             return
-        await self._calls.put(built.entry)
+        await self._put(built.entry)
         context.committed = True
         self._tell_resolver(built)
         if context.prefix_requested and not context.prefix_supplied:  # kept as evidence, and never trained on (W35)
             self._services.health.untrainable(PREFIX_NOT_SUPPLIED)
             await self._mark(PREFIX_NOT_SUPPLIED, "the engine did not prove that it continued its parent's tokens")
+
+    async def _put(self, entry: TokenEntry) -> None:
+        began = time.monotonic()
+        try:
+            await self._calls.put(entry)
+        except Exception as error:
+            self._sink_is_slow = isinstance(error, TimeoutError) or time.monotonic() - began > _PATIENCE_S
+            raise
 
     def _tell_resolver(self, built: BuiltRecord) -> None:
         observe = getattr(self._context.lineage_store, "observe", None)
@@ -291,6 +301,9 @@ class CallRecorder:
         if context.token_sink is None:
             return
         told = f"{reason}: {detail}" if detail else reason
+        if self._sink_is_slow and later is not None:  # the answer has waited long enough
+            later(context.rollout_id, context.model_call_id, told)
+            return
         try:
             await self._calls.mark(context.rollout_id, context.model_call_id, told)
         except Exception as error:  # noqa: BLE001 - boundary: a mark that fails must not fail the call

@@ -54,6 +54,13 @@ class LateMarks:
         self._untried.append(mark)
         self._changed.set()
 
+    def drop(self, rollout_id: str) -> None:
+        """Forget the marks of a rollout that begins anew; one that is being made may still appear."""
+        for mark in [mark for mark in self._pending if mark[0] == rollout_id]:
+            del self._pending[mark]
+        self._untried = [mark for mark in self._untried if mark[0] != rollout_id]
+        self._progress.set()
+
     def pending(self) -> frozenset[str]:
         """Return the rollouts with a mark that is not durable yet."""
         return frozenset(rollout_id for rollout_id, _, _ in self._pending)

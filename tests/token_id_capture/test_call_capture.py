@@ -477,6 +477,29 @@ async def test_a_hanging_sink_holds_no_answer_for_ever() -> None:
     await kept.aclose()
 
 
+async def test_an_answer_that_waited_for_its_record_does_not_wait_for_its_mark_as_well() -> None:
+    sink = NotingTokenSink()
+    sink.hanging = {"put"}
+    kept = TokenCapture(sink, None, timeout_s=0.05)
+    begun = kept.begin("r0", "c0")
+    await begun.commit(answer("A0"), tokens([1], [2]))
+    assert sink.ended == []
+    assert kept.unmarked() == {"r0"}
+    await kept.aclose()
+    assert [ended[:3] for ended in sink.ended] == [("r0", "c0", "untrainable")]
+
+
+async def test_marks_of_cleared_evidence_are_forgotten() -> None:
+    sink = PlainTokenSink()
+    sink.failures["mark_incomplete"] = OSError("no space left")
+    kept = TokenCapture(sink, None, retry_interval_s=60.0)
+    kept.mark_soon("r0")
+    kept.forget("r0")
+    assert kept.unmarked() == frozenset()
+    await kept.aclose()
+    assert sink.marks == []
+
+
 async def test_a_note_that_hangs_refuses_the_call() -> None:
     sink = NotingTokenSink()
     sink.hanging = {"begin_call"}

@@ -79,6 +79,21 @@ async def test_what_cannot_be_marked_is_named_at_the_end() -> None:
         marks.add("r2")
 
 
+async def test_marks_of_a_rollout_that_begins_anew_are_dropped() -> None:
+    disk = Disk()
+    disk.refused = {"r0", "r1"}
+    marks = LateMarks(disk.mark, retry_interval_s=60.0)
+    marks.add("r0", "c0")
+    marks.add("r1")
+    waiting = asyncio.create_task(marks.settled("r0", DEADLINE_S))
+    await asyncio.sleep(0)
+    marks.drop("r0")
+    assert await asyncio.wait_for(waiting, 1.0)
+    disk.refused = set()
+    assert await marks.aclose(DEADLINE_S) == frozenset()
+    assert disk.kept == [("r1", "", "")]
+
+
 async def test_a_disk_that_hangs_does_not_hang_the_end() -> None:
     async def hang(rollout_id: str, model_call_id: str, reason: str) -> None:
         await asyncio.Event().wait()
