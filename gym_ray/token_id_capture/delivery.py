@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sized
 from typing import Any, Final
 
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.token_id_capture.assembly import trajectories_from_source
+from gym_ray.token_id_capture.assembly import trajectories_for_rollout, trajectories_from_source
 from gym_ray.token_id_capture.protocols import TokenSource
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "finalize_rollout_token_capture",
     "mask_reasons",
     "retire_rollout_token_capture",
+    "trajectories_for_rollout",
+    "trajectories_from_source",
 ]
 
 MALFORMED_ROLLOUT_ID: Final = "malformed_rollout_id"

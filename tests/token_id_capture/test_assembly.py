@@ -157,6 +157,14 @@ def test_an_unknown_builder_is_a_failed_build() -> None:
     assert built.mask_sample
 
 
+def test_two_records_of_one_call_that_differ_mask_the_rollout_whatever_its_end() -> None:
+    other = C2.model_copy(update={"generation_token_ids": [99]})
+    for ending in (Ending(), Ending(explicit_terminal_call_id="c2")):
+        built = assemble("3-1", [C1, C2, other], ending=ending)
+        assert built.mask_sample
+        assert built.metrics["parent_link_failures"] == {"duplicate_call_id_conflict": 1}
+
+
 def test_one_sequence_a_call_is_delivered_as_rows_and_never_as_a_response() -> None:
     built = assemble("3-1", [C1, C2, OTHER], builder="per_request")
     assert (built.mask_sample, built.reasons) == (False, ())

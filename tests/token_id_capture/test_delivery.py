@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gym_ray.testing.token_source import FakeTokenSource, call_entry
+from gym_ray.token_id_capture import delivery
+from gym_ray.token_id_capture.assembly import trajectories_for_rollout, trajectories_from_source
 from gym_ray.token_id_capture.delivery import (
     capture_build_can_retire,
     finalize_rollout_token_capture,
@@ -230,3 +234,49 @@ async def test_reasons_feed_the_mask_limit_also_from_builds_of_another_make() ->
     build = await finalised(record(), FakeTokenSource([]))
     limit.note(bool(build["mask_sample"]), mask_reasons(build))
     assert (limit.masked, limit.finalised) == (1, 1)
+
+
+def test_the_builders_of_trajectories_are_found_where_deliveries_are() -> None:
+    assert delivery.trajectories_for_rollout is trajectories_for_rollout
+    assert delivery.trajectories_from_source is trajectories_from_source
+
+
+def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    names = ("id", "model", "output", "type", "role", "content", "generation_token_ids", "text")
+    return st.dictionaries(st.sampled_from(names), inner, max_size=4)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from(["", "0-0", "a b", "resp_2"])
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | _objects(inner), max_leaves=6)
+FIELDS = (
+    "_ng_rollout_id",
+    "_ng_task_index",
+    "_ng_rollout_index",
+    "_ng_attempt_index",
+    "_ng_terminal_model_call_id",
+    "_ng_token_capture",
+    "mask_sample",
+    "response",
+    "terminal_response_id",
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES), st.booleans(), st.booleans())
+async def test_no_record_makes_a_finalisation_raise_or_lose_evidence(
+    result: dict[str, Any], incomplete: bool, fails: bool
+) -> None:
+    had_tokens = delivery._has_tokens(result)
+    failure = RuntimeError("down") if fails else None
+    source = FakeTokenSource([C1, C2], incomplete=incomplete, failure=failure)
+    build = await finalize_rollout_token_capture(result, source)
+    assert source.dropped == []
+    if build is None:
+        assert had_tokens
+        return
+    assert bool(mask_reasons(build)) == build["mask_sample"]
+    if build["mask_sample"]:
+        assert result["mask_sample"]
+    if capture_build_can_retire(build):
+        assert had_tokens or not incomplete
+        assert not fails
+        assert delivery._has_tokens(result)
