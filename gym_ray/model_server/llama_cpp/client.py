@@ -1,7 +1,7 @@
 """Talks to one llama.cpp HTTP server: tokens in, tokens out.
 
-Only ``/health``, ``/props``, ``/tokenize`` and ``/completion`` are used. Its chat routes are not: they drop tools,
-tokens and the beginning-of-sequence token.
+Only ``/health``, ``/props``, ``/tokenize``, ``/detokenize`` and ``/completion`` are used. Its chat routes are not: they
+drop tools, tokens and the beginning-of-sequence token.
 """
 
 from __future__ import annotations
@@ -88,6 +88,13 @@ class LlamaCppClient:
         if not isinstance(tokens, list):
             raise EngineError(f"{_BROKEN} answered /tokenize without tokens", 502)
         return tuple(tokens)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens by their names; what is no UTF-8 becomes replacement characters."""
+        text = (await self._call("POST", "/detokenize", {"tokens": list(tokens)})).get("content")
+        if not isinstance(text, str):
+            raise EngineError(f"{_BROKEN} answered /detokenize without content", 502)
+        return text
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of one completion that is not streamed."""

@@ -2,12 +2,13 @@
 
 A request becomes a neutral prompt, the prompt becomes ids by our own template, ``/completion`` continues them under
 our own grammar, and the result is dressed in the client's dialect. What the client is told about tokens are the
-engine's own counters.
+engine's own counters. A training call is told its ids as well, and continues those of its parent where it can.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -24,12 +25,15 @@ from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 from gym_ray.model_server.llama_cpp.client import LlamaCppClient
-from gym_ray.model_server.llama_cpp.completion import CompletionReader
-from gym_ray.model_server.llama_cpp.grammar import TurnEnd, build_grammar
-from gym_ray.model_server.llama_cpp.template import END, START, render
+from gym_ray.model_server.llama_cpp.completion import CompletionReader, SentPrompt
+from gym_ray.model_server.llama_cpp.grammar import build_grammar
+from gym_ray.model_server.llama_cpp.template import END, START, Piece, TurnEnd, render
+from gym_ray.model_server.llama_cpp.token_in import continue_parent
+from gym_ray.token_id_capture.exact_tokens import ParentTokens
 
 __all__ = ["LlamaCppEngine"]
 
+_log = logging.getLogger(__name__)
 _SEEDS: Final = 2**32 - 1  # llama.cpp's seeds have 32 bits, and the highest one means a random seed
 _BOS: Final = "<bos>"
 _OTHER_ENDS: Final = ("<eos>", "</s>")
@@ -128,12 +132,13 @@ class LlamaCppEngine:
                 await stream.aclose()
                 await response.aclose()  # a stream that nobody began has not closed it
 
-            return EngineAnswer(200, list(SSE_HEADERS), stream, close)
+            return EngineAnswer(200, list(SSE_HEADERS), stream, close, tokens=job.reader.tokens)
         last = await self._http.complete(job.body)
         job.reader.feed(last)
         _, generation = job.reader.close(last)
         self._report(request, generation)
-        return EngineAnswer.of_bytes(200, list(JSON_HEADERS), exact_json.dumps(job.writer.answer(generation)))
+        answer = exact_json.dumps(job.writer.answer(generation))
+        return EngineAnswer.of_bytes(200, list(JSON_HEADERS), answer, tokens=job.reader.tokens)
 
     async def models(self) -> EngineAnswer:
         """List the one model."""
@@ -147,7 +152,7 @@ class LlamaCppEngine:
         Raises:
             UnsupportedRequestError: As :meth:`answer`.
         """
-        _, ids = await self._prompt(request.dialect, {"max_tokens": 1, **request.body})
+        _, ids, _ = await self._prompt(request.dialect, {"max_tokens": 1, **request.body})
         return EngineAnswer.of_bytes(200, list(JSON_HEADERS), exact_json.dumps({"input_tokens": len(ids)}))
 
     async def aclose(self) -> None:
@@ -175,16 +180,40 @@ class LlamaCppEngine:
                 self._facts = _ModelFacts(await self._http.context_tokens(), markers)
             return self._facts
 
-    async def _prompt(self, dialect: str, body: Mapping[str, Any]) -> tuple[PromptRequest, tuple[int, ...]]:
+    async def _prompt(
+        self, dialect: str, body: Mapping[str, Any]
+    ) -> tuple[PromptRequest, tuple[int, ...], list[Piece]]:
         prompt = read_request(dialect, body)
         markers = (await self._model_facts()).markers
-        pieces = [markers[text] if marker else text for marker, text in render(prompt)]
-        return prompt, await self._http.tokenize([markers[_BOS], *pieces])
+        pieces = render(prompt, self._turn_end)
+        ids = await self._http.tokenize(
+            [markers[_BOS], *(markers[text] if marker else text for marker, text in pieces)]
+        )
+        return prompt, ids, pieces
+
+    async def _continued(
+        self, parent: ParentTokens | None, pieces: list[Piece], ids: tuple[int, ...], markers: Mapping[str, int]
+    ) -> SentPrompt:
+        """Return the prompt to send: the parent's exact tokens and what follows them, where that is the same text."""
+        if parent is not None:
+            try:
+                continued = await continue_parent(
+                    parent.token_ids.tolist(), pieces, ids, markers, self._http.detokenize
+                )
+            except EngineError as error:  # ids of another model have no text here
+                _log.warning("call %s cannot be continued by its tokens: %s", parent.model_call_id, error)
+                continued = None
+            if continued is not None:
+                return SentPrompt(tuple(continued), markers[END], continues=True)
+        return SentPrompt(ids, markers[END])
 
     async def _job(self, request: EngineRequest) -> _Job:
-        prompt, ids = await self._prompt(request.dialect, request.body)
+        prompt, rendered, pieces = await self._prompt(request.dialect, request.body)
         grammar = build_grammar(prompt, self._turn_end)
         facts = await self._model_facts()
+        parent = None if request.tokens is None else request.tokens.parent
+        sent = await self._continued(parent, pieces, rendered, facts.markers)
+        ids = sent.ids
         room = facts.context_tokens - len(ids)
         if room < 1:
             raise UnsupportedRequestError(
@@ -198,7 +227,7 @@ class LlamaCppEngine:
         calls = bool(prompt.tools) and prompt.tool_choice.mode != "none"
         return _Job(
             body=body,
-            reader=CompletionReader(ids, calls=calls, constrained=grammar is not None),
+            reader=CompletionReader(sent, calls=calls, constrained=grammar is not None),
             writer=answer_writer(request.dialect, request.body, self._model_name),
             prompt_tokens=len(ids),
         )

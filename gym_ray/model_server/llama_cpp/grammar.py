@@ -8,16 +8,13 @@ leaves nothing but an end token: the turn that comes back is exactly the turn th
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from typing import Final
 
 from gym_ray.dialects.neutral import PromptRequest, Tool
 from gym_ray.model_server.llama_cpp.json_grammar import JsonGrammar, quoted
-from gym_ray.model_server.llama_cpp.template import CALL_CLOSE, CALL_NAME, CALL_OPEN, closing
+from gym_ray.model_server.llama_cpp.template import CALL_CLOSE, CALL_NAME, CALL_OPEN, TurnEnd, closing
 
-__all__ = ["TurnEnd", "build_grammar"]
-
-TurnEnd = Literal["line", "marker"]
-"""How a text turn ends: a base model's ``line``, or the ``marker`` that an instruction-tuned model has learned."""
+__all__ = ["build_grammar"]
 
 _LINE: Final = {
     "\n": r'line-start [^\n]* "\n"',

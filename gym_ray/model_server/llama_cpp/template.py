@@ -4,20 +4,21 @@ Gemma's turn markers are control tokens. They come from here and from nowhere el
 tokenised as plain text, so that nobody can close a turn or open another role by writing a marker into a message.
 
 The weights that ship with the project are a base model, to which the end-of-turn marker means nothing. So each text
-turn of the model ends in a line feed (a blank line when a worked answer has several lines) before its marker, a
-pattern that such a model does copy, and the grammar turns that line end into the marker
-(see :mod:`gym_ray.model_server.llama_cpp.grammar`).
+turn of such a model ends in a line feed (a blank line when a worked answer has several lines) before its marker, a
+pattern that it does copy, and the grammar turns that line end into the marker
+(see :mod:`gym_ray.model_server.llama_cpp.grammar`). A model that has learned the marker writes it right behind its
+text, and so does the template for it: past turns must read as they were generated.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from gym_ray.dialects.neutral import PromptRequest, Tool, ToolCall, Turn
 
-__all__ = ["CALL_CLOSE", "CALL_NAME", "CALL_OPEN", "END", "START", "Piece", "closing", "render"]
+__all__ = ["CALL_CLOSE", "CALL_NAME", "CALL_OPEN", "END", "MODEL", "START", "Piece", "TurnEnd", "closing", "render"]
 
 START: Final = "<start_of_turn>"
 END: Final = "<end_of_turn>"
@@ -28,6 +29,12 @@ CALL_CLOSE: Final = "}</tool_call>"
 Piece = tuple[bool, str]
 """Whether this is a control token's name, and its text; each piece is tokenised on its own."""
 
+MODEL: Final[Piece] = (False, "model\n")
+"""What follows ``START`` where the model speaks."""
+
+TurnEnd = Literal["line", "marker"]
+"""How a text turn ends: a base model's ``line``, or the ``marker`` that an instruction-tuned model has learned."""
+
 
 def closing(request: PromptRequest) -> str:
     r"""Return what ends a text turn of the model: ``\n``, or ``\n\n`` when a past answer has several lines."""
@@ -35,9 +42,9 @@ def closing(request: PromptRequest) -> str:
     return "\n\n" if several else "\n"
 
 
-def render(request: PromptRequest) -> list[Piece]:
+def render(request: PromptRequest, turn_end: TurnEnd = "line") -> list[Piece]:
     """Return the pieces of the prompt, without the beginning-of-sequence token, up to where the model takes over."""
-    end = closing(request)
+    end = closing(request) if turn_end == "line" else ""
     preamble = _preamble(request)
     turns = list(request.turns)
     while turns and turns[0].role == "system":
@@ -48,12 +55,12 @@ def render(request: PromptRequest) -> list[Piece]:
     for index, turn in enumerate(turns):
         text = preamble + turn.text if index == 0 else turn.text
         pieces += _turn(turn, text, end)
-    return [*pieces, (True, START), (False, "model\n")]
+    return [*pieces, (True, START), MODEL]
 
 
 def _turn(turn: Turn, text: str, end: str) -> list[Piece]:
     if turn.role == "assistant":
-        return _framed("model\n", _model_text(turn, text, end))
+        return _framed(MODEL[1], _model_text(turn, text, end))
     if turn.role == "tool":
         text = f"<tool_result>{text}</tool_result>"
     return _framed("user\n", text)

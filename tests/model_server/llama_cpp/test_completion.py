@@ -11,7 +11,8 @@ import pytest
 from gym_ray.dialects.neutral import Finish, GenerationUsage
 from gym_ray.dialects.sse import parse_objects
 from gym_ray.errors import EngineError
-from gym_ray.model_server.llama_cpp.completion import CompletionReader
+from gym_ray.model_server.llama_cpp.completion import CompletionReader, SentPrompt
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "llama_cpp"
 IDS = (624, 529, 115808, 236881, 3890, 528, 886, 3658)
@@ -23,7 +24,7 @@ def recording(name: str) -> dict[str, Any]:
 
 
 def reader(prompt: list[int]) -> CompletionReader:
-    return CompletionReader(tuple(prompt), calls=False, constrained=False)
+    return CompletionReader(SentPrompt(tuple(prompt)), calls=False, constrained=False)
 
 
 def test_a_whole_answer() -> None:
@@ -53,6 +54,10 @@ def test_a_stream_gives_the_same_generation() -> None:
     assert generation.token_ids == IDS
     assert generation.log_probs is not None
     assert len(generation.log_probs) == 8
+    exact = one.tokens()
+    assert isinstance(exact, ExactTokens)
+    assert exact.generation_token_ids.tolist() == list(IDS)
+    assert exact.generation_log_probs.tolist() == list(generation.log_probs)
 
 
 LAST: dict[str, Any] = {
@@ -93,3 +98,96 @@ def test_ids_that_do_not_match_the_engines_counter_are_not_exact() -> None:
 def test_an_answer_without_counters_is_an_error(change: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match="lacks a counter"):
         read(**change)
+
+
+SENT = SentPrompt((11, 12, 13, 14, 15), end_of_turn=3)
+
+
+def outcome(sent: SentPrompt = SENT, **changes: Any) -> TokenOutcome:
+    answer = {**LAST, **changes}
+    one = CompletionReader(sent, calls=False, constrained=True)
+    one.feed(answer)
+    one.close(answer)
+    return one.tokens()
+
+
+def test_exact_tokens_are_what_was_sent_and_what_was_told() -> None:
+    found = outcome()
+    assert isinstance(found, ExactTokens)
+    assert found.prompt_token_ids.tolist() == [11, 12, 13, 14, 15]
+    assert found.generation_token_ids.tolist() == [1, 2, 3]
+    assert found.generation_log_probs.tolist() == [-1.0, -2.0, -3.0]
+    assert (found.constrained, found.ended_by, found.token_in) == (True, "eos", "")
+    assert (found.prefix_requested, found.prefix_supplied) == (False, False)
+
+
+def test_a_continuation_says_so_and_its_count_proves_it() -> None:
+    sent = SentPrompt(SENT.ids, end_of_turn=3, continues=True)
+    found = outcome(sent)
+    assert isinstance(found, ExactTokens)
+    assert (found.prefix_requested, found.prefix_supplied, found.token_in) == (True, True, "completion")
+    other = outcome(sent, tokens_evaluated=4)
+    assert other == Untrainable(
+        "prefix_not_supplied", "5 prompt tokens were sent, the engine evaluated 4", prefix_requested=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended_by"),
+    [
+        ({"stop_type": "limit"}, "length"),
+        ({"stop_type": "word", "stopping_word": "c"}, "stop_sequence"),
+        ({"stop_type": "none"}, ""),
+        ({"tokens": [1, 2, 4], "completion_probabilities": [{"id": n, "logprob": -1} for n in (1, 2, 4)]}, ""),
+    ],
+    ids=["length", "stop text", "unknown", "another end"],
+)
+def test_how_a_generation_ended(changes: dict[str, Any], ended_by: str) -> None:
+    found = outcome(**changes)
+    assert isinstance(found, ExactTokens)
+    assert found.ended_by == ended_by
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "detail"),
+    [
+        ({"tokens_evaluated": 6}, "usage_mismatch", "5 prompt tokens were sent, the engine evaluated 6"),
+        ({"truncated": True}, "usage_mismatch", "and it says that it cut the prompt"),
+        ({"tokens_predicted": 4}, "ids_missing", "the engine predicted 4 tokens and told 3"),
+        ({"tokens": None}, "ids_missing", "the engine predicted 3 tokens and told 0"),
+        ({"completion_probabilities": None}, "log_prob_missing", "3 tokens have 0 log probabilities"),
+        ({"completion_probabilities": LAST["completion_probabilities"][:2]}, "log_prob_missing", "have 2 log"),
+        (
+            {"completion_probabilities": [*LAST["completion_probabilities"][:2], {"id": 9, "logprob": -3.0}]},
+            "log_prob_missing",
+            "3 tokens have 3",
+        ),
+        (
+            {"completion_probabilities": [*LAST["completion_probabilities"][:2], {"id": 3, "logprob": None}]},
+            "non_finite_log_prob",
+            "is null",
+        ),
+        (
+            {"tokens": [-1], "tokens_predicted": 1, "completion_probabilities": [{"id": -1, "logprob": -3.0}]},
+            "malformed_tokens",
+            "-1",
+        ),
+    ],
+)
+def test_tokens_that_are_not_exact_are_named_with_their_numbers(
+    changes: dict[str, Any], reason: str, detail: str
+) -> None:
+    found = outcome(**changes)
+    assert isinstance(found, Untrainable)
+    assert found.reason == reason
+    assert detail in found.detail
+
+
+def test_a_completion_that_did_not_end_has_no_tokens() -> None:
+    one = reader([1])
+    one.feed(LAST)
+    assert one.tokens() == Untrainable("ids_missing", "the completion did not end")
+
+
+def test_a_log_prob_that_is_null_leaves_none_of_them() -> None:
+    assert read(completion_probabilities=[{"id": n, "logprob": None} for n in (1, 2, 3)]).log_probs is None

@@ -10,10 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
@@ -22,76 +19,11 @@ from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableErr
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
 from gym_ray.model_server.serving import AppServer
-
-MARKERS = {"<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<eos>": 1, "</s>": 212}
-LAST: dict[str, Any] = {
-    "content": "",
-    "tokens": [],
-    "stop": True,
-    "tokens_evaluated": 9,
-    "tokens_predicted": 2,
-    "stop_type": "eos",
-    "timings": {"cache_n": 3},
-}
-
-
-class LlamaCpp:
-    """Speaks llama.cpp's routes; a character is a token, and ``/completion`` does what the test says."""
-
-    def __init__(self, context_tokens: int = 4096) -> None:
-        self.props_answer: dict[str, Any] = {"default_generation_settings": {"n_ctx": context_tokens}}
-        self.tokenize_answer: dict[str, Any] | None = None
-        self.healthy = True
-        self.markers = {name: [token] for name, token in MARKERS.items()}
-        self.requests: list[dict[str, Any]] = []
-        self.answer: Response = JSONResponse({**LAST, "content": "Hi.\n"})
-        self.hang: asyncio.Event | None = None
-        self.app = Starlette(
-            routes=[
-                Route("/health", self.health),
-                Route("/props", self.props),
-                Route("/tokenize", self.tokenize, methods=["POST"]),
-                Route("/completion", self.completion, methods=["POST"]),
-            ]
-        )
-
-    async def health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"} if self.healthy else {}, 200 if self.healthy else 503)
-
-    async def props(self, _: Request) -> Response:
-        return JSONResponse(self.props_answer)
-
-    async def tokenize(self, request: Request) -> Response:
-        if self.tokenize_answer is not None:
-            return JSONResponse(self.tokenize_answer)
-        body = await request.json()
-        ids: list[int] = []
-        for piece in body["content"]:
-            if isinstance(piece, int):
-                ids.append(piece)
-            elif body["parse_special"]:
-                ids += self.markers.get(piece, [7, 8])
-            else:
-                ids += [1000 + ord(character) for character in piece]
-        return JSONResponse({"tokens": ids})
-
-    async def completion(self, request: Request) -> Response:
-        self.requests.append(await request.json())
-        if self.hang is not None:
-            await self.hang.wait()
-        return self.answer
-
-
-def sse(*objects: dict[str, Any]) -> Response:
-    async def body() -> AsyncIterator[bytes]:
-        for item in objects:
-            yield b"data: " + json.dumps(item, ensure_ascii=False).encode() + b"\n\n"
-
-    return StreamingResponse(body(), media_type="text/event-stream")
+from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, sse
 
 
 @asynccontextmanager
-async def running(llama: LlamaCpp, **options: Any) -> AsyncIterator[LlamaCppEngine]:
+async def running(llama: FakeLlamaCpp, **options: Any) -> AsyncIterator[LlamaCppEngine]:
     server = AppServer(llama.app)
     await server.start()
     engine = LlamaCppEngine(server.url, model_name="gemma", **options)
@@ -123,7 +55,7 @@ DIALECTS = sorted(DIALECT_BY_PATH.values())
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_json_and_stream_say_the_same(dialect: str) -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     async with running(llama) as engine:
         whole = json.loads(await bytes_of(engine, request(dialect)))
         llama.answer = sse(
@@ -141,7 +73,7 @@ async def test_json_and_stream_say_the_same(dialect: str) -> None:
 
 
 async def test_what_is_sent_to_llama_cpp() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     async with running(llama, default_max_tokens=77) as engine:
         await bytes_of(engine, request(RESPONSES))
         await bytes_of(engine, request(CHAT, temperature=0, top_p=0.5, seed=4, stop=["x"], max_tokens=3))
@@ -161,7 +93,7 @@ async def test_what_is_sent_to_llama_cpp() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_an_engine_that_dies_in_mid_stream_ends_in_the_dialects_error(dialect: str) -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     async with running(llama) as engine:
         for answer in (
             sse({"content": "Hello", "tokens": [1], "stop": False}),
@@ -211,7 +143,7 @@ async def test_a_connection_that_breaks_in_mid_stream_is_told() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_refusals_of_llama_cpp_are_errors_before_anything_is_sent(stream: bool) -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     async with running(llama) as engine:
         llama.answer = JSONResponse({"error": {"message": "boom"}}, 500)
         with pytest.raises(EngineError, match=r"answered 500: .*boom") as caught:
@@ -227,7 +159,7 @@ async def test_refusals_of_llama_cpp_are_errors_before_anything_is_sent(stream: 
 
 
 async def test_an_answer_that_is_no_json_is_an_error() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.answer = Response(b"<html>", 200)
     async with running(llama) as engine:
         with pytest.raises(EngineError, match="answered /completion with no JSON object"):
@@ -235,7 +167,7 @@ async def test_an_answer_that_is_no_json_is_an_error() -> None:
 
 
 async def test_a_silent_engine_is_a_timeout() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.hang = asyncio.Event()
     async with running(llama, request_timeout_s=0.2) as engine:
         with pytest.raises(EngineTimeoutError, match=r"silent for 0\.2 s"):
@@ -244,7 +176,7 @@ async def test_a_silent_engine_is_a_timeout() -> None:
 
 
 async def test_generations_that_wait_do_not_keep_the_health_check_waiting() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.hang = asyncio.Event()
     async with running(llama, max_connections=2) as engine:
         await engine.ready(20)
@@ -275,7 +207,7 @@ async def test_an_engine_that_is_down_is_unavailable() -> None:
 
 
 async def test_an_engine_that_still_loads_is_waited_for() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.healthy = False
     async with running(llama) as engine:
         with pytest.raises(EngineUnavailableError, match="loading its model"):
@@ -286,7 +218,7 @@ async def test_an_engine_that_still_loads_is_waited_for() -> None:
 
 
 async def test_a_prompt_that_fills_the_context_is_refused_and_a_long_answer_is_cut_to_the_room() -> None:
-    llama = LlamaCpp(context_tokens=40)
+    llama = FakeLlamaCpp(context_tokens=40)
     async with running(llama) as engine:
         with pytest.raises(UnsupportedRequestError, match=r"the prompt has \d+ tokens; .* context length is 40 tokens"):
             await engine.answer(request(RESPONSES, input="x" * 40))
@@ -307,7 +239,7 @@ async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: in
         finally:
             ended.set()
 
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.answer = StreamingResponse(endless(), media_type="text/event-stream")
     async with running(llama) as engine:
         answer = await engine.answer(request(RESPONSES, stream=True))
@@ -320,14 +252,14 @@ async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: in
 
 
 async def test_models_lists_the_one_model() -> None:
-    async with running(LlamaCpp()) as engine:
+    async with running(FakeLlamaCpp()) as engine:
         answer = await engine.models()
         listed = json.loads(b"".join([chunk async for chunk in answer.body]))
     assert [model["id"] for model in listed["data"]] == ["gemma"]
 
 
 async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     del llama.markers["</s>"]
     async with running(llama) as engine:
         await engine.ready(20)
@@ -338,7 +270,7 @@ async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() 
 
 
 async def test_a_server_without_context_length_or_tokens_is_an_error() -> None:
-    llama = LlamaCpp()
+    llama = FakeLlamaCpp()
     llama.props_answer = {"default_generation_settings": {}}
     async with running(llama) as engine:
         with pytest.raises(EngineError, match="does not tell its context length"):

@@ -93,3 +93,11 @@ def test_text_before_a_call_stands_on_its_own_line() -> None:
     request = PromptRequest(turns=(Turn("user", "q"), Turn("assistant", "Wait.", (CALL, CALL))))
     call = '<tool_call>{"name": "look_up", "arguments": {"order_id": "1"}}</tool_call>\n'
     assert f"model\nWait.\n{call}{call}<end_of_turn>" in text(request)
+
+
+def test_a_model_that_has_learned_the_marker_reads_its_turns_as_it_wrote_them() -> None:
+    turns = (Turn("user", "q"), Turn("assistant", "one\ntwo"), Turn("user", "q"), Turn("assistant", "x", (CALL,)))
+    said = "".join(piece for _, piece in render(PromptRequest(turns=(*turns, Turn("tool", "r"))), "marker"))
+    assert "model\none\ntwo<end_of_turn>\n" in said
+    call = '<tool_call>{"name": "look_up", "arguments": {"order_id": "1"}}</tool_call>\n'
+    assert f"model\nx\n{call}<end_of_turn>\n" in said
