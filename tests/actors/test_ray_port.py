@@ -77,7 +77,7 @@ async def test_a_joiner_that_hangs_is_ended_and_its_record_is_stored_once(ray_cl
     from gym_ray.actors.ray_port import RayPort
 
     result, request = RunResult(b'{"reward": 1.0}', None, 1.0), JoinRequest(OutputMark(0, 0))
-    with seat(JoinerHost, paths, None) as joiner:
+    with seat(JoinerHost, paths, None, None) as joiner:
         port = RayPort([], [joiner], lanes=1, clearing=Clearing(None), join_patience_s=1.0)
         pid = (await joiner.handle.health.remote()).pid
         os.kill(pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_a_joiner_without_outputs_says_why_it_is_not_ready(ray_cluster: None, tm
     missing = RunPaths.of(tmp_path / "nowhere" / "records.jsonl")
     with (
         pytest.raises(StorageError, match=r"nowhere/records\.jsonl: the output cannot be opened"),
-        seat(JoinerHost, missing, None),
+        seat(JoinerHost, missing, None, None),
     ):
         pass
 
