@@ -1,14 +1,14 @@
 """What was hashed of a rollout's conversations, so that a request is hashed from its first new item on (W11).
 
-A beginning counts as known only if it is equal in every value and every type to a private copy: 1, 1.0 and true are
-three things, and so are null and NaN. So an item that changed early in the history is seen.
+A beginning counts as known only if its JSON is the same to the byte: 1, 1.0 and true are three things. So an item that
+changed early in the history is seen. No object of a caller is kept, since its owner may change it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,20 +28,31 @@ _MARKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Mark:
+    """What is known of the first ``count`` items: their hashes, and where they end in the JSON."""
+
+    count: int
+    size: int
+    hasher: ConversationHasher
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Conversation:
     """The items of one request.
 
     Attributes:
-        items: Private copies.
-        untexted: Indexes of the items in which numbers or truth values occur.
-        size: Length of all items as JSON, in bytes.
-        marks: Numbers of items, ascending, each with the hashes after so many; the last one is after all.
+        text: Their JSON, a list.
+        marks: Beginnings of it, ascending; the last one is the whole.
+        nulled: Private copies of the items in which there is a null, by index.
     """
 
-    items: list[object]
-    untexted: tuple[int, ...]
-    size: int
-    marks: tuple[tuple[int, ConversationHasher], ...]
+    text: bytes
+    marks: tuple[_Mark, ...]
+    nulled: Mapping[int, object]
+
+    @property
+    def count(self) -> int:
+        return self.marks[-1].count
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +68,12 @@ class ConversationCache:
     """Hashes request items, each item of a growing conversation once. Safe for threads.
 
     Bounds are running totals, the least recently used rollout is forgotten first; forgetting costs a pass, never an
-    answer. Memory is about three times ``max_bytes``.
+    answer.
 
     Args:
         max_rollouts: Most rollouts to remember.
         max_items: Most items of all their conversations.
-        max_bytes: Most bytes of those items as JSON.
+        max_bytes: Most bytes of those items as JSON, which is what they are kept as.
 
     Raises:
         ValueError: A bound is not positive.
@@ -86,17 +97,17 @@ class ConversationCache:
             ValueError: An item cannot be hashed (B31-B33); what was known stays known.
         """
         plain = list(items)
+        text = _json(plain)
         with self._lock:
             rollout = self._rollouts.get(rollout_id)
-            known = tuple(rollout.conversations) if rollout else ()
-        base, count, before = _longest_beginning(known, plain)
-        hasher = before.copy()
+            known = tuple(rollout.conversations) if rollout and text is not None else ()
+        base, mark = _longest_beginning(known, plain, text or b"")
+        count, hasher = (mark.count, mark.hasher.copy()) if mark else (0, ConversationHasher())
         hasher.feed(plain[count:])
         hashed = HashedItems(plain, hasher)
-        conversation = base if base and count == len(plain) else _grown(base, count, hashed)
+        conversation = base if base and count == len(plain) else _grown(base, mark, hashed, text)
         if conversation is not None:
-            replaced = base if base and count == len(base.items) else None
-            self._remember(rollout_id, conversation, replaced)
+            self._remember(rollout_id, conversation, base if base and count == base.count else None)
         return hashed
 
     def _remember(self, rollout_id: str, conversation: _Conversation, replaced: _Conversation | None) -> None:
@@ -115,7 +126,7 @@ class ConversationCache:
 
     def _count(self, rollout: _Rollout, conversations: Iterable[_Conversation], sign: int) -> None:
         for conversation in conversations:
-            items, size = sign * len(conversation.items), sign * conversation.size
+            items, size = sign * conversation.count, sign * len(conversation.text)
             rollout.items += items
             rollout.size += size
             self._items += items
@@ -126,50 +137,46 @@ class ConversationCache:
 
 
 def _longest_beginning(
-    known: Iterable[_Conversation], plain: list[object]
-) -> tuple[_Conversation | None, int, ConversationHasher]:
-    """Return a known conversation, how many of its items the request begins with, and the hashes after those."""
-    base, longest, before = None, 0, None
+    known: Iterable[_Conversation], plain: list[object], text: bytes
+) -> tuple[_Conversation | None, _Mark | None]:
+    """Return the known conversation of which the request begins with most, and how much that is."""
+    base, longest = None, None
     for conversation in known:
-        for count, hasher in reversed(conversation.marks):
-            if count <= longest:
+        for mark in reversed(conversation.marks):
+            if longest and mark.count <= longest.count:
                 break
-            if _begins(plain, conversation, count):
-                base, longest, before = conversation, count, hasher
+            if _begins(plain, text, conversation, mark):
+                base, longest = conversation, mark
                 break
-    return base, longest, before or ConversationHasher()
+    return base, longest
 
 
-def _begins(plain: list[object], known: _Conversation, count: int) -> bool:
-    """Whether the first ``count`` items are the known ones, value for value and type for type.
+def _begins(plain: list[object], text: bytes, known: _Conversation, mark: _Mark) -> bool:
+    """Whether a request begins with the items up to a mark, value for value and type for type.
 
-    Where there is only text, equal values have equal types; for the rest, JSON tells the types.
+    Equal JSON means equal items, except that NaN is written as null; so items with nulls are compared themselves.
     """
-    whole = count == len(known.items)
-    if len(plain) < count or plain[:count] != (known.items if whole else known.items[:count]):
+    if text[mark.size : mark.size + 1] not in (b",", b"]") or not text.startswith(memoryview(known.text)[: mark.size]):
         return False
-    untexted = [at for at in known.untexted if at < count]
-    return not untexted or _json([plain[at] for at in untexted]) == _json([known.items[at] for at in untexted])
+    return all(plain[at] == item for at, item in known.nulled.items() if at < mark.count)
 
 
-def _grown(base: _Conversation | None, count: int, hashed: HashedItems) -> _Conversation | None:
-    """Return the conversation of a request that begins with ``count`` items of ``base``, None if it has no copy."""
-    new = hashed[count:]
-    text = _json(new)
-    copies = None if text is None else orjson.loads(text)
-    if text is None or copies != new or not copies:
-        return None  # what JSON cannot hold or changes, such as NaN
-    untexted = tuple(at for at, item in enumerate(copies, count) if not _is_text(item))
-    end = (len(hashed), hashed.hasher.copy())
-    if base is None:
-        return _Conversation(copies, untexted, len(text), (end,))
-    kept = [mark for mark in base.marks if mark[0] <= count][1 - _MARKS :]
-    return _Conversation(
-        [*base.items[:count], *copies],
-        (*(at for at in base.untexted if at < count), *untexted),
-        base.size * count // len(base.items) + len(text),
-        (*kept, end),
-    )
+def _grown(
+    base: _Conversation | None, mark: _Mark | None, hashed: HashedItems, text: bytes | None
+) -> _Conversation | None:
+    """Return the conversation of a request that begins like ``base`` up to a mark; None if JSON cannot hold it."""
+    count, size = (mark.count, mark.size) if mark else (0, 0)
+    if text is None or len(hashed) == count:
+        return None
+    nulled = {at: item for at, item in base.nulled.items() if at < count} if base else {}
+    if text.find(b"null", size) >= 0:
+        new = hashed[count:]
+        copies = orjson.loads(orjson.dumps(new))
+        if copies != new:
+            return None  # there is a NaN
+        nulled |= {at: item for at, item in enumerate(copies, count) if _has_null(item)}
+    kept = [known for known in base.marks if known.count <= count][1 - _MARKS :] if base else []
+    return _Conversation(text, (*kept, _Mark(len(hashed), len(text) - 1, hashed.hasher.copy())), nulled)
 
 
 def _json(value: object) -> bytes | None:
@@ -179,16 +186,7 @@ def _json(value: object) -> bytes | None:
         return None
 
 
-def _is_text(value: object) -> bool:
-    """Whether texts and nulls are all that a parsed JSON value holds."""
-    inner: Iterable[object]
+def _has_null(value: object) -> bool:
     if isinstance(value, dict):
-        inner = value.values()
-    elif isinstance(value, list):
-        inner = value
-    else:
-        return value is None or isinstance(value, str)
-    for each in inner:  # noqa: SIM110 - a generator doubles the cost of a new item
-        if type(each) is not str and not _is_text(each):
-            return False
-    return True
+        return any(map(_has_null, value.values()))
+    return any(map(_has_null, value)) if isinstance(value, list) else value is None

@@ -232,8 +232,8 @@ class TestBounds:
             check(cache, items, f"r{chance.randrange(5)}")
         rollouts = cache._rollouts.values()
         held = [conversation for rollout in rollouts for conversation in rollout.conversations]
-        assert cache._items == sum(len(conversation.items) for conversation in held) <= 60
-        assert cache._size == sum(conversation.size for conversation in held)
+        assert cache._items == sum(conversation.count for conversation in held) <= 60
+        assert cache._size == sum(len(conversation.text) for conversation in held)
 
 
 values = st.recursive(
