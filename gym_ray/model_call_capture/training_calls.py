@@ -7,7 +7,7 @@ not exist, a method that is not allowed, a redirect (W5), and what a server decl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,10 +29,17 @@ class UnobservedTrainingCalls:
             once a call, on the event loop, before anything of the answer is sent: so it must not wait for a disk, only
             take the mark over. What it raises is logged.
         non_generating: (method, path) pairs that generate nothing, matched exactly, besides ``NON_GENERATING``.
+        settled: Given the rollout id, waits until its marks are durable, or as long as that may take; the answer waits
+            for it, so that who has the answer finds the mark. What it raises is logged. None waits for nothing.
     """
 
-    def __init__(self, mark: Callable[[str, str], None], non_generating: Iterable[tuple[str, str]] = ()) -> None:
-        self._mark = mark
+    def __init__(
+        self,
+        mark: Callable[[str, str], None],
+        non_generating: Iterable[tuple[str, str]] = (),
+        settled: Callable[[str], Awaitable[object]] | None = None,
+    ) -> None:
+        self._mark, self._settled = mark, settled
         self._non_generating = NON_GENERATING | frozenset(non_generating)
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, rollout_id: str) -> None:
@@ -40,7 +47,7 @@ class UnobservedTrainingCalls:
         if (scope["method"], scope["path"]) in self._non_generating:
             await app(scope, receive, send)
             return
-        call = _Call(self._mark, send, rollout_id)
+        call = _Call(self._mark, self._settled, send, rollout_id)
         try:
             await app(scope, receive, call.send)
         except BaseException:  # a cancelled call may have generated as well; re-raised as it is
@@ -53,8 +60,14 @@ class UnobservedTrainingCalls:
 class _Call:
     """One call under way."""
 
-    def __init__(self, mark: Callable[[str, str], None], send: Send, rollout_id: str) -> None:
-        self._mark, self._outer_send, self._rollout_id = mark, send, rollout_id
+    def __init__(
+        self,
+        mark: Callable[[str, str], None],
+        settled: Callable[[str], Awaitable[object]] | None,
+        send: Send,
+        rollout_id: str,
+    ) -> None:
+        self._mark, self._settled, self._outer_send, self._rollout_id = mark, settled, send, rollout_id
         self._marked = False
         self.started = False
 
@@ -64,7 +77,16 @@ class _Call:
             status = message["status"]
             if status not in _NOTHING_THERE and not 300 <= status <= 399:
                 self.mark()
+                await self._settle()
         await self._outer_send(message)
+
+    async def _settle(self) -> None:
+        if self._settled is None:
+            return
+        try:
+            await self._settled(self._rollout_id)
+        except Exception:  # noqa: BLE001 - boundary: a mark that fails must not fail the call
+            _log.exception("%s: nobody knows whether its mark is durable", self._rollout_id)
 
     def mark(self) -> None:
         if self._marked:

@@ -56,6 +56,8 @@ __all__ = ["AppOptions", "build_app"]
 _log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 5.0
+_MARK_PATIENCE_S = 30.0
+"""How long an answer waits for the mark that its rollout may have lost tokens."""
 _TOKENIZE_PATH = "/tokenize"
 _SHARED_BYTES = 128 * 1024
 """A larger request is not kept in its parsed form for the capture: that takes several times its bytes."""
@@ -121,7 +123,7 @@ def build_app(
     if tokens is not None:
         endpoint = weight_version_endpoint(tokens, service.check_token)
         routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))
-    training = None if tokens is None else UnobservedTrainingCalls(tokens.mark_soon, _non_generating(options))
+    training = None if tokens is None else _unobserved_training_calls(tokens, options)
     return Starlette(
         routes=routes,
         middleware=[
@@ -130,6 +132,14 @@ def build_app(
         ],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
+
+
+def _unobserved_training_calls(tokens: TokenCapture, options: AppOptions) -> UnobservedTrainingCalls:
+    async def settled(rollout_id: str) -> None:
+        if not await tokens.settled(rollout_id, _MARK_PATIENCE_S):
+            _log.error("%s: its tokens are incomplete, and that could not be written down yet", rollout_id)
+
+    return UnobservedTrainingCalls(tokens.mark_soon, _non_generating(options), settled)
 
 
 def _non_generating(options: AppOptions) -> frozenset[tuple[str, str]]:

@@ -115,3 +115,23 @@ async def test_other_calls_are_none_of_its_business(path: str, writer: CaptureWr
     await site.call(path, writer=writer)
     assert site.log == [200, b"answer"]
     assert len(writer.store.read("r-0")) == path.endswith("chat/completions")
+
+
+async def test_the_answer_waits_for_the_mark_to_be_durable() -> None:
+    site = Site()
+
+    async def settled(rollout_id: str) -> None:
+        site.log.append(("durable", rollout_id))
+
+    await site.call(f"{PREFIX}/v1/completions", settled=settled)
+    assert site.log == [("r-0", ""), ("durable", "r-0"), 200, b"answer"]
+
+
+async def test_a_mark_that_cannot_settle_changes_no_answer() -> None:
+    site = Site()
+
+    async def settled(rollout_id: str) -> None:
+        raise OSError(rollout_id)
+
+    await site.call(f"{PREFIX}/v1/completions", settled=settled)
+    assert site.log == [("r-0", ""), 200, b"answer"]
