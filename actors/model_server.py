@@ -46,7 +46,11 @@ class ModelServerHost(HttpHost):
         super().__init__(server_name, host, port)
 
     async def _open(self) -> ASGIApp:
-        engine = build_engine(self._settings.servers[self._server_name], local_engine_url=self._local_engine_url)
+        engine = build_engine(
+            self._settings.servers[self._server_name],
+            local_engine_url=self._local_engine_url,
+            fail_unproven_prefix=self._settings.token_id_capture.on_unproven_prefix == "fail",
+        )
         self._engine = engine
         await engine.start()
         if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)

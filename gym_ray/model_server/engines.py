@@ -27,12 +27,14 @@ from gym_ray.settings import (
 __all__ = ["app_options", "build_engine"]
 
 
-def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Engine:
+def build_engine(server: ServerSettings, *, local_engine_url: str | None, fail_unproven_prefix: bool = False) -> Engine:
     """Build the engine of a model server; nothing is opened yet.
 
     Args:
         server: Settings of a server of type ``responses_api_models``.
         local_engine_url: Root URL of this node's llama.cpp server; needed by ``local_model`` only.
+        fail_unproven_prefix: Fail a training call whose answer does not prove that its parent's tokens went in (W35);
+            false serves it and does not use its tokens.
 
     Raises:
         SettingsError: The server is not a model server that has an engine, its key cannot be sent, or the embedded
@@ -43,7 +45,7 @@ def build_engine(server: ServerSettings, *, local_engine_url: str | None) -> Eng
             key, dialects = options.openai_api_key.get_secret_value(), options.dialects
             return _upstream(server, options, options.openai_base_url, key, options.openai_model, dialects)
         case VllmModelOptions() as options:
-            return _vllm_engine(server, options)
+            return _vllm_engine(server, options, fail_unproven_prefix=fail_unproven_prefix)
         case AnthropicModelOptions() as options:
             return _anthropic_engine(server, options)
         case LocalModelOptions() as options:
@@ -79,7 +81,12 @@ def app_options(server: ServerSettings, engine: Engine) -> AppOptions:
         extensions=frozenset({REQUIRED_PREFIX}) if compacting else frozenset(),
     )
     tokenize = engine.tokenize if compacting and isinstance(engine, VllmEngine) else None
-    return AppOptions(max_body_bytes=options.max_body_bytes, bridge=bridge, tokenize=tokenize)
+    return AppOptions(
+        max_body_bytes=options.max_body_bytes,
+        bridge=bridge,
+        tokenize=tokenize,
+        non_generating=frozenset((each.method, each.path) for each in options.token_id_capture_non_generating_requests),
+    )
 
 
 def _upstream(
@@ -107,7 +114,7 @@ def _upstream(
     )
 
 
-def _vllm_engine(server: ServerSettings, options: VllmModelOptions) -> VllmEngine:
+def _vllm_engine(server: ServerSettings, options: VllmModelOptions, *, fail_unproven_prefix: bool) -> VllmEngine:
     key = options.api_key.get_secret_value()
     return VllmEngine(
         _upstream(server, options, options.base_url, key, options.model, options.dialects),
@@ -122,7 +129,7 @@ def _vllm_engine(server: ServerSettings, options: VllmModelOptions) -> VllmEngin
         tokens=TokenBehaviour(
             scale_out=options.scale_out,
             supply_prefix_token_ids=options.supply_prefix_token_ids,
-            fail_on_prefix_mismatch=options.fail_on_prefix_mismatch,
+            fail_unproven_prefix=fail_unproven_prefix,
         ),
     )
 

@@ -51,13 +51,13 @@ class TokenBehaviour:
     Attributes:
         scale_out: Through the token routes of a stock server started with ``--enable-scale-out``.
         supply_prefix_token_ids: As ``required_prefix_token_ids``, which patched workers take (B94).
-        fail_on_prefix_mismatch: An answer whose prompt does not prove it fails; else it is served, and its tokens are
+        fail_unproven_prefix: An answer whose prompt does not prove it fails; else it is served, and its tokens are
             not used (W35).
     """
 
     scale_out: bool = False
     supply_prefix_token_ids: bool = False
-    fail_on_prefix_mismatch: bool = False
+    fail_unproven_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +124,7 @@ class VllmTokenCalls:
 
     def _streamed(self, call: _Call, reply: EngineAnswer) -> EngineAnswer:
         tokens = ChatTokenStream(call.asked)
-        guard = _PrefixGuard(call.prefix if self._behaviour.fail_on_prefix_mismatch else None, tokens)
+        guard = _PrefixGuard(call.prefix if self._behaviour.fail_unproven_prefix else None, tokens)
         body = ClientStream(reply.body, tokens, call.view, guard.refusal)
         headers = [pair for pair in reply.headers if pair[0] != "content-length"]
         return EngineAnswer(reply.status, headers, body, reply.aclose, tokens=lambda: call.proven(tokens.outcome()))
@@ -150,7 +150,7 @@ class VllmTokenCalls:
         return EngineAnswer.of_bytes(200, list(JSON_HEADERS), text, tokens=lambda: outcome)
 
     def _check(self, call: _Call, outcome: TokenOutcome) -> None:
-        wanted = call.prefix is not None and self._behaviour.fail_on_prefix_mismatch
+        wanted = call.prefix is not None and self._behaviour.fail_unproven_prefix
         if wanted and isinstance(outcome, Untrainable) and outcome.reason in _UNPROVEN:
             raise EngineError(_mismatch(outcome.detail))
 
@@ -171,7 +171,7 @@ class _PrefixGuard:
 
 
 def _mismatch(detail: str) -> str:
-    return f"the parent's tokens were to be continued, and {detail} (fail_on_prefix_mismatch)"
+    return f"the parent's tokens were to be continued, and {detail} (on_unproven_prefix: fail)"
 
 
 def _read(raw: bytes, call: _Call) -> tuple[bytes, TokenOutcome]:

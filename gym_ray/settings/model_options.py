@@ -119,8 +119,6 @@ class VllmModelOptions(UpstreamOptions):
             parent through the server's token routes. A stock server can.
         supply_prefix_token_ids: The server is a patched one: a training call continues the exact tokens of its parent
             as ``required_prefix_token_ids`` (B94).
-        fail_on_prefix_mismatch: A training call whose answer does not prove that the parent's tokens went in fails;
-            false serves it and does not use its tokens (W35).
     """
 
     base_url: HttpUrl
@@ -135,7 +133,6 @@ class VllmModelOptions(UpstreamOptions):
     sequential_reasoning_allowed: bool = True
     scale_out: bool = False
     supply_prefix_token_ids: bool = False
-    fail_on_prefix_mismatch: bool = False
 
     @field_validator("scale_out", "supply_prefix_token_ids")
     @classmethod
@@ -144,13 +141,6 @@ class VllmModelOptions(UpstreamOptions):
             raise ValueError("should be false where dialects has no chat: no other route of the server takes tokens")
         if value and info.field_name == "supply_prefix_token_ids" and info.data.get("scale_out"):
             raise ValueError("should be false with scale_out: tokens go in one way or the other")
-        return value
-
-    @field_validator("fail_on_prefix_mismatch")
-    @classmethod
-    def _needs_a_prefix(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and not info.data.get("scale_out") and not info.data.get("supply_prefix_token_ids"):
-            raise ValueError("should be false without scale_out or supply_prefix_token_ids: no prefix goes in")
         return value
 
     @field_validator("extra_body")

@@ -56,7 +56,10 @@ class VllmLink:
 
 @asynccontextmanager
 async def linked_vllm(
-    script: Callable[[UpstreamRequest], ScriptedAnswer] | None = None, **options: Any
+    script: Callable[[UpstreamRequest], ScriptedAnswer] | None = None,
+    *,
+    fail_unproven_prefix: bool = False,
+    **options: Any,
 ) -> AsyncIterator[VllmLink]:
     """Serve a script as a vLLM server for the block, with an engine that has these options of a ``vllm_model``."""
     fake = FakeUpstream(script)
@@ -65,7 +68,9 @@ async def linked_vllm(
     given = {"base_url": f"{upstream.url}/v1", "api_key": SecretStr("sk-1"), "model": "served", **options}
     chosen = VllmModelOptions.model_validate(given)
     engine = build_engine(
-        ServerSettings("policy_model", "responses_api_models", "vllm_model", chosen), local_engine_url=None
+        ServerSettings("policy_model", "responses_api_models", "vllm_model", chosen),
+        local_engine_url=None,
+        fail_unproven_prefix=fail_unproven_prefix,
     )
     if not isinstance(engine, VllmEngine):
         raise TypeError(f"a vllm_model made a {type(engine).__name__}")

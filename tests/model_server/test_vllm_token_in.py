@@ -260,8 +260,8 @@ async def test_another_prompt_than_was_sent_is_served_and_not_used(stream: bool)
     assert (outcome.reason, outcome.prefix_requested) == ("prefix_not_supplied", True)
     assert b"cd" in text
     model = model_of("cd")
-    async with linked_vllm(script, scale_out=True, fail_on_prefix_mismatch=True) as link:
-        with pytest.raises(EngineError, match="fail_on_prefix_mismatch"):
+    async with linked_vllm(script, scale_out=True, fail_unproven_prefix=True) as link:
+        with pytest.raises(EngineError, match="on_unproven_prefix: fail"):
             await link.answer({**SECOND, "stream": stream}, parent([7, END]))
 
 

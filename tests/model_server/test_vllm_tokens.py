@@ -278,8 +278,8 @@ async def test_a_failed_proof_fails_the_call_where_that_is_wanted(stream: bool, 
     model = FakeVllm([[*spelled("ab"), END], [*spelled("cd"), END]])
     script = model.script if told == "other ids" else lambda request: recorded(recording(name))
     parent = ParentTokens("c1", pack_token_ids([7, 8, END]), "eos", 1)
-    async with linked_vllm(script, **PATCHED, fail_on_prefix_mismatch=True) as link:
-        with pytest.raises(EngineError, match="fail_on_prefix_mismatch"):
+    async with linked_vllm(script, **PATCHED, fail_unproven_prefix=True) as link:
+        with pytest.raises(EngineError, match="on_unproven_prefix: fail"):
             await link.answer({**SECOND, "stream": stream}, parent)
         served, _ = await link.answer({**FIRST, "stream": stream})  # without a parent nothing is to be proven
     assert served.tokens is not None

@@ -41,9 +41,9 @@ def test_tokens_go_into_a_vllm_server_only_where_that_is_said(tmp_path: Path) ->
     assert not stock.scale_out
     assert not stock.supply_prefix_token_ids
     for name in ("scale_out", "supply_prefix_token_ids"):
-        options = load(tmp_path, "vllm_model", **VLLM, **{name: "true", "fail_on_prefix_mismatch": "true"})
+        options = load(tmp_path, "vllm_model", **VLLM, **{name: "true"})
         assert isinstance(options, VllmModelOptions)
-        assert (getattr(options, name), options.fail_on_prefix_mismatch) == (True, True)
+        assert getattr(options, name) is True
 
 
 def test_an_anthropic_server_needs_a_key_and_a_model_only(tmp_path: Path) -> None:
@@ -71,7 +71,6 @@ def test_an_anthropic_server_needs_a_key_and_a_model_only(tmp_path: Path) -> Non
             {"scale_out": "true", "supply_prefix_token_ids": "true"},
             ["vllm_model.supply_prefix_token_ids", "one way or the other"],
         ),
-        ("vllm_model", {"fail_on_prefix_mismatch": "true"}, ["fail_on_prefix_mismatch", "no prefix goes in"]),
         ("vllm_model", {"scale_out": "perhaps"}, ["vllm_model.scale_out"]),
         ("vllm_model_with_compaction", {"dialects": "[responses]"}, ["with_compaction.dialects", "should be [chat]"]),
     ],
