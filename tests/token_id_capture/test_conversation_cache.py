@@ -89,6 +89,25 @@ def test_retries_and_branches_are_hashed_from_an_earlier_request_on(fed: list[ob
     assert len(fed) == 3
 
 
+def test_a_branch_takes_no_hashes_of_what_it_leaves() -> None:
+    cache = ConversationCache()
+    for items in ([user("q")], [user("q"), assistant("a"), user("c")]):
+        check(cache, items)
+    for items in ([user("q"), assistant("b"), user("c"), user("n")], [user("q"), assistant("b"), user("c"), user("m")]):
+        check(cache, items)  # its items end where those of the conversation that it leaves ended
+
+
+def test_a_branch_takes_no_nulls_of_what_it_leaves(fed: list[object]) -> None:
+    cache = ConversationCache()
+    cache.hashed("r", [user("q")])
+    cache.hashed("r", [user("q"), {"role": "assistant", "content": None}])
+    branch = [user("q"), assistant("b")]
+    cache.hashed("r", branch)
+    fed.clear()
+    cache.hashed("r", [*branch, user("n")])
+    assert fed == [user("n")]
+
+
 def test_several_conversations_of_a_rollout_are_remembered(fed: list[object]) -> None:
     cache = ConversationCache()
     for turn in range(1, 6):
