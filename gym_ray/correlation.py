@@ -94,7 +94,7 @@ def _attempt_suffix(value: Any) -> str:
         return ""
     try:
         attempt = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RolloutIdError(f"_ng_attempt_index: {value!r} is not a whole number") from None
     return f"-a{attempt}" if attempt > 0 else ""
 

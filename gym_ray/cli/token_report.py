@@ -22,6 +22,7 @@ from gym_ray.token_id_capture.rollout_state import (
     STATE_SUFFIX,
     RolloutState,
 )
+from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
@@ -99,7 +100,7 @@ def print_json(report: RolloutTokens) -> None:
         "quarantined": assembled.output.quarantined if assembled.output else [],
         "doubts": assembled.output.doubts if assembled.output else {},
         "calls": [_call(record) for record in report.records],
-        "rows": [_row(row) for row in report.rows],
+        "rows": [row_as_json(row) for row in report.rows],
     }
     sys.stdout.buffer.write(exact_json.dumps(document) + b"\n")
     sys.stdout.buffer.flush()
@@ -123,23 +124,6 @@ def _call(record: PackedEntry) -> dict[str, Any]:
         "prefix_requested": record.prefix_requested,
         "prefix_supplied": record.prefix_supplied,
         "gym_ray": extras.to_json(),
-    }
-
-
-def _row(row: TrainingRow) -> dict[str, Any]:
-    return {
-        "rollout_id": row.rollout_id,
-        "chain_id": row.chain_id,
-        "mask_sample": row.mask_sample,
-        "reasons": row.reasons,
-        "token_ids": row.token_ids.tolist(),
-        "loss_mask": row.loss_mask().astype(int).tolist(),
-        "policy_log_probs": row.policy_log_probs.tolist(),
-        "spans": [asdict(span) for span in row.spans],
-        "weight_spans": [asdict(span) for span in row.weight_spans],
-        "shared_prefix": row.shared_prefix,
-        "shared_with": row.shared_with,
-        "constrained_calls": row.constrained_calls,
     }
 
 

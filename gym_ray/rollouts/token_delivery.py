@@ -17,6 +17,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import TOKEN_METRICS_FIELD
 from gym_ray.rollouts.ports import AttemptJob
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
+from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.config import build_token_source
 from gym_ray.token_id_capture.delivery import (
     capture_build_can_retire,
@@ -66,7 +67,8 @@ class TokenPlan:
         source = build_token_source(self.config, self.capture_dir)
         if source is None:
             return None
-        return TokenDelivery(source, self.agents, retire=self.config.retire_after_delivery)
+        config = self.config
+        return TokenDelivery(source, self.agents, retire=config.retire_after_delivery, rows=config.training_rows)
 
     def mask_limit(self) -> MaskLimit:
         """Return the limit of the run; it never ends one whose settings name no fraction."""
@@ -81,10 +83,12 @@ class FinalizedTokens:
     Attributes:
         result: The run's result; its reply holds the rebuilt response and the verdict.
         build: What was built, None when there was nothing to finalise.
+        masked: Whether the record as a whole is masked, by its capture or by whoever scored it.
     """
 
     result: RunResult
     build: dict[str, Any] | None
+    masked: bool = False
 
 
 class TokenDelivery:
@@ -94,10 +98,11 @@ class TokenDelivery:
         source: Where the captures are; closed by :meth:`aclose`.
         agents: Names of the agents that take part.
         retire: Remove a capture once the record that holds its tokens is durable.
+        rows: Which chains stand in the record as training rows.
     """
 
-    def __init__(self, source: TokenSource, agents: frozenset[str], *, retire: bool) -> None:
-        self._source, self._agents, self._retire = source, agents, retire
+    def __init__(self, source: TokenSource, agents: frozenset[str], *, retire: bool, rows: RowsWanted = "none") -> None:
+        self._source, self._agents, self._retire, self._rows = source, agents, retire, rows
 
     async def finalize(self, job: AttemptJob, result: RunResult) -> FinalizedTokens:
         """Return the result with its tokens; a failure, and what takes no part, comes back as it is. Never raises.
@@ -113,17 +118,17 @@ class TokenDelivery:
             return FinalizedTokens(result, None)
         record.pop("_ng_attempt_index", None)
         record["_ng_rollout_id"] = job.rollout_id
-        build = await finalize_rollout_token_capture(record, self._source)
+        build = await finalize_rollout_token_capture(record, self._source, rows=self._rows)
         if build is None:
             return FinalizedTokens(result, None)
         if reasons := mask_reasons(build):
             record.setdefault(TOKEN_METRICS_FIELD, {})["mask_reasons"] = list(reasons)
         reply = await asyncio.to_thread(exact_json.dumps, record)
-        return FinalizedTokens(replace(result, reply=reply), build)
+        return FinalizedTokens(replace(result, reply=reply), build, bool(record.get("mask_sample")))
 
     async def retire(self, job: AttemptJob, tokens: FinalizedTokens) -> None:
         """Remove the capture of an attempt whose record is durable; what is masked stays. Never raises."""
-        if not self._retire or tokens.build is None or not capture_build_can_retire(tokens.build):
+        if not self._retire or tokens.masked or not capture_build_can_retire(tokens.build):
             return
         if not await retire_rollout_token_capture(job.rollout_id, self._source, tokens.build):
             _log.warning("%s: its token capture changed after it was read, and is kept", job.rollout_id)

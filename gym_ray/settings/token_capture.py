@@ -66,6 +66,8 @@ class TokenIdCaptureConfig(FrozenModel):
         lineage_store: ``module.path:ClassName`` that finds a call's parent; a sink needs one.
         lineage_store_kwargs: What it is made with.
         rebuild_response: Put the built trajectory into the rollout's record.
+        training_rows: Also put compact training rows into the record: of the ``main`` chain, or of ``all`` chains, each
+            with a verdict of its own.
         retire_after_delivery: Remove a capture once the record that holds its tokens is durable; a masked one stays.
         allow_unresolved_continuations: Go without a lineage store: rollouts of more than one call are then masked.
         delta_records: Store only the part of a prompt that its parent lacks (W2).
@@ -89,6 +91,7 @@ class TokenIdCaptureConfig(FrozenModel):
     lineage_store: Name | None = None
     lineage_store_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     rebuild_response: bool = True
+    training_rows: Literal["none", "main", "all"] = "none"
     retire_after_delivery: bool = True
     allow_unresolved_continuations: bool = False
     delta_records: bool = True

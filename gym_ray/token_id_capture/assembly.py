@@ -26,10 +26,11 @@ from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.projection import assert_prefix_contiguity, main_chain, project_main_chain_response
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
-from gym_ray.token_id_capture.verdict import attribution_metric, build_metrics, doubts_of
+from gym_ray.token_id_capture.verdict import JUDGED_BY_ROWS, attribution_metric, build_metrics, doubts_of
 
 __all__ = [
     "ATTRIBUTION_ERROR",
@@ -39,6 +40,7 @@ __all__ = [
     "NO_TOKEN_RECORDS",
     "AssembledRollout",
     "Ending",
+    "RowsWanted",
     "assemble",
     "trajectories_for_rollout",
     "trajectories_from_source",
@@ -52,6 +54,10 @@ BUILD_FAILED: Final = "build_failed"
 ATTRIBUTION_ERROR: Final = "attribution_error"
 
 _log = logging.getLogger(__name__)
+
+
+RowsWanted = Literal["none", "main", "all"]
+"""Which chains are laid out as training rows: none, the main one, or every chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +106,25 @@ class AssembledRollout:
     def rows(
         self, *, branches: bool = False, shared_prefix_loss: Literal["first", "all"] = "first"
     ) -> list[TrainingRow]:
-        """Return the training rows, each with this verdict; none if nothing could be built."""
+        """Return the training rows; none if nothing could be built.
+
+        The main chain has this verdict. Where all chains are delivered, each is judged by itself, and by what the
+        capture as a whole lost: that there are several is then no doubt any more.
+        """
         if self.output is None:
             return []
+        reasons = tuple(reason for reason in self.reasons if not (branches and reason in JUDGED_BY_ROWS))
         return training_rows(
             self.rollout_id,
             self.output,
             branches=branches,
             shared_prefix_loss=shared_prefix_loss,
-            mask_sample=self.mask_sample,
-            reasons=self.reasons,
+            mask_sample=bool(reasons),
+            reasons=reasons,
         )
 
-    def as_build(self) -> dict[str, Any]:
-        """Return the build as the contract lays it out (B119, B120), with ``mask_reasons``."""
+    def as_build(self, rows: RowsWanted = "none") -> dict[str, Any]:
+        """Return the build as the contract lays it out (B119, B120), with ``mask_reasons``, and rows if wanted."""
         build: dict[str, Any] = {
             "rollout_id": self.rollout_id,
             "builder": self.builder,
@@ -127,6 +138,8 @@ class AssembledRollout:
         elif self.output is not None:
             build["unresolved_retries"] = list(self.output.notes.unresolved_retries)
             build["unresolved_parent_calls"] = list(self.output.notes.unresolved_parent_calls)
+        if rows != "none":
+            build["training_rows"] = [row_as_json(row) for row in self.rows(branches=rows == "all")]
         if self.snapshot is not None:
             snapshot_id, version = self.snapshot
             build["_capture_snapshot"] = {"snapshot_id": snapshot_id, "version": version}
@@ -166,6 +179,7 @@ async def trajectories_from_source(
     verified_response: Mapping[str, Any] | None = None,
     explicit_terminal_call_id: str | None = None,
     declared_response_id: str | None = None,
+    rows: RowsWanted = "none",
 ) -> dict[str, Any]:
     """Freeze a rollout's capture and build it, off the event loop, with one run of the builder (B119).
 
@@ -177,6 +191,7 @@ async def trajectories_from_source(
         verified_response: The response that was scored.
         explicit_terminal_call_id: The call that the agent named as its last.
         declared_response_id: The id of the response that the agent named as its last.
+        rows: Also lay out the main chain, or every chain, as ``training_rows``.
 
     Returns:
         The build (B119, B120): ``rollout_id``, ``builder``, ``rebuilt_response``, ``mask_sample``, ``mask_reasons``,
@@ -188,8 +203,11 @@ async def trajectories_from_source(
         snapshot = await source.freeze(rollout_id)
     except Exception as error:  # noqa: BLE001 - whatever a source raises, its rollout is masked and the run goes on (B137)
         return _unfrozen(rollout_id, builder, error).as_build()
-    assembled = await asyncio.to_thread(_assemble_snapshot, rollout_id, snapshot, model, builder, ending)
-    return assembled.as_build()
+
+    def build() -> dict[str, Any]:
+        return _assemble_snapshot(rollout_id, snapshot, model, builder, ending).as_build(rows)
+
+    return await asyncio.to_thread(build)
 
 
 def _frozen_in(directory: Path | str, rollout_id: str) -> TokenCaptureSnapshot:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sized
 from typing import Any, Final
 
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.token_id_capture.assembly import trajectories_for_rollout, trajectories_from_source
+from gym_ray.token_id_capture.assembly import RowsWanted, trajectories_for_rollout, trajectories_from_source
 from gym_ray.token_id_capture.protocols import TokenSource
 
 __all__ = [
@@ -33,24 +33,27 @@ FINALISATION_FAILED: Final = "finalisation_failed"
 ALREADY_MASKED: Final = "already_masked"
 
 _METRICS: Final = "_ng_token_capture"
+_ROWS: Final = "_ng_training_rows"
 _log = logging.getLogger(__name__)
 
 
 async def finalize_rollout_token_capture(
-    result: MutableMapping[str, Any], source: TokenSource | None
+    result: MutableMapping[str, Any], source: TokenSource | None, *, rows: RowsWanted = "none"
 ) -> dict[str, Any] | None:
     """Freeze and build the capture of a finished rollout, and put what it proves into its record (B122, B123).
 
     ``response.output`` becomes the main chain with its tokens, or the chain becomes the response where there is none;
     ``_ng_token_capture`` becomes the metrics, with the error if there is one; ``mask_sample`` becomes true if the
     rollout is masked and is never cleared. A record that has tokens already, or that an earlier finalisation masked,
-    stays as it is.
+    stays as it is. Training rows, if wanted, become ``_ng_training_rows``: with ``all`` each chain is a row with a
+    verdict of its own, also where the record as a whole is masked because it has several.
 
     Never raises for what the record, the source or the capture hold, and never retires anything.
 
     Args:
         result: The record, changed in place.
         source: Where the capture is; None does nothing.
+        rows: Which chains are put into the record as training rows.
 
     Returns:
         The build of :func:`~gym_ray.token_id_capture.assembly.trajectories_from_source`, for retiring and for counting
@@ -70,7 +73,7 @@ async def finalize_rollout_token_capture(
         problem = "no capture key: the record has neither _ng_rollout_id nor _ng_task_index and _ng_rollout_index"
         return _refuse(result, NO_CAPTURE_KEY, problem)
     try:
-        build = await _build(result, rollout_id, source)
+        build = await _build(result, rollout_id, source, rows)
         _put_into(result, build)
     except Exception as error:  # noqa: BLE001 - one rollout's capture must not end a run; it is masked and says why (B122)
         _log.warning("%s: token capture could not be finalised", rollout_id, exc_info=True)
@@ -146,7 +149,7 @@ async def _settled(result: Mapping[str, Any], rollout_id: str | None, source: To
     return build | {"_capture_snapshot": {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}}
 
 
-async def _build(result: Mapping[str, Any], rollout_id: str, source: TokenSource) -> dict[str, Any]:
+async def _build(result: Mapping[str, Any], rollout_id: str, source: TokenSource, rows: RowsWanted) -> dict[str, Any]:
     response = result.get("response")
     verified = response if isinstance(response, Mapping) and response else None
     return await trajectories_from_source(
@@ -156,6 +159,7 @@ async def _build(result: Mapping[str, Any], rollout_id: str, source: TokenSource
         verified_response=verified,
         explicit_terminal_call_id=_text(result, "_ng_terminal_model_call_id"),
         declared_response_id=_text(result, "terminal_response_id"),
+        rows=rows,
     )
 
 
@@ -172,6 +176,8 @@ def _put_into(result: MutableMapping[str, Any], build: Mapping[str, Any]) -> Non
             response["output"] = rebuilt["output"]
         else:
             result["response"] = rebuilt
+    if "training_rows" in build:
+        result[_ROWS] = build["training_rows"]
     result[_METRICS] = dict(build["metrics"])
     if "error" in build:
         result[_METRICS]["error"] = build["error"]

@@ -13,6 +13,7 @@ from gym_ray.token_id_capture.rows import NOTHING_GENERATED
 from gym_ray.token_id_capture.terminal import TerminalAttribution
 
 __all__ = [
+    "JUDGED_BY_ROWS",
     "NOTHING_GENERATED",
     "SEVERAL_CHAINS",
     "SEVERAL_ROOTS",
@@ -27,6 +28,11 @@ UNRESOLVED_PARENT_CALLS: Final = "unresolved_parent_calls"
 UNRESOLVED_RETRIES: Final = "unresolved_retries"
 SEVERAL_ROOTS: Final = "several_roots"
 SEVERAL_CHAINS: Final = "several_chains"
+
+JUDGED_BY_ROWS: Final = frozenset(
+    {UNRESOLVED_PARENT_CALLS, UNRESOLVED_RETRIES, SEVERAL_ROOTS, SEVERAL_CHAINS, NOTHING_GENERATED}
+)
+"""Doubts about which chain counts, or about single chains: a row that is one chain answers them itself."""
 
 
 def doubts_of(output: BuildOutput, attribution: TerminalAttribution, *, is_end_declared: bool) -> tuple[str, ...]:

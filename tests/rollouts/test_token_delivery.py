@@ -15,6 +15,7 @@ from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.rollouts.token_delivery import TokenDelivery, TokenPlan
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
+from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
 from gym_ray.token_id_capture.store import TokenCaptureStore
@@ -23,21 +24,24 @@ ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
 JOB = AttemptJob(0, 1, "0-0-a1", "a", json.dumps({**ROW, "_ng_task_index": 0, "_ng_rollout_index": 0}).encode())
 OUTPUT = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
 REPLY = {"reward": 1.0, "response": {"id": "resp_1", "object": "response", "output": OUTPUT}}
+AGENTS = frozenset({"a"})
 ASKED = JoinRequest(OutputMark(0, 0))
 
 
-def entry(call_id: str = "c1") -> TokenEntry:
+def entry(call_id: str = "c1", prompt: tuple[int, ...] = (1, 2), parent: TokenEntry | None = None) -> TokenEntry:
     made = TokenEntry(
         rollout_id=JOB.rollout_id,
         model_call_id=call_id,
-        prompt_token_ids=[1, 2],
+        prompt_token_ids=list(prompt),
         generation_token_ids=[3, 4],
         generation_log_probs=[-0.5, -0.25],
         output_items=OUTPUT,
         token_item_index=0,
         response_id="resp_1",
     )
-    return stamp_lineage(made, None, ParentResolutionStatus.ROOT)
+    if parent is None:
+        return stamp_lineage(made, None, ParentResolutionStatus.ROOT)
+    return stamp_lineage(made, parent.model_call_id, ParentResolutionStatus.RESOLVED)
 
 
 class WatchedStore(TokenCaptureStore):
@@ -67,8 +71,10 @@ class Setting:
         self.paths.output.touch()
         self.store = WatchedStore(tmp_path / "tokens", self.paths.output)
 
-    async def join(self, result: RunResult, *, agents: frozenset[str] = frozenset({"a"}), retire: bool = True) -> Any:
-        joiner = Joiner(self.paths, None, tokens=TokenDelivery(self.store, agents, retire=retire))
+    async def join(
+        self, result: RunResult, *, agents: frozenset[str] = AGENTS, retire: bool = True, rows: RowsWanted = "none"
+    ) -> Any:
+        joiner = Joiner(self.paths, None, tokens=TokenDelivery(self.store, agents, retire=retire, rows=rows))
         try:
             outcome: JoinOutcome = await joiner.join(JOB, result, ASKED)
         finally:
@@ -143,6 +149,34 @@ async def test_the_capture_is_found_by_the_attempt_and_not_by_the_reply(setting:
     record, _ = await setting.join(reply(_ng_rollout_id="9-9", _ng_attempt_index=4))
     assert record["response"]["output"][0]["generation_token_ids"] == [3, 4]
     assert record.get("_ng_rollout_id") != "9-9"
+
+
+async def test_all_branches_stand_in_the_record_as_rows_with_loss_on_shared_tokens_once(setting: Setting) -> None:
+    root = entry()
+    for made in (root, entry("c2", (1, 2, 3, 4, 7), root), entry("c3", (1, 2, 3, 4, 8, 9), root)):
+        await setting.store.put(made)
+    record, _ = await setting.join(reply(response={"object": "response", "output": []}), rows="all")
+    main, branch = record["_ng_training_rows"]
+    assert record["mask_sample"] is True  # one response cannot hold two chains, and nobody said which one counts
+    assert (main["mask_sample"], branch["mask_sample"]) == (False, False)
+    assert (main["token_ids"], branch["token_ids"]) == ([1, 2, 3, 4, 7, 3, 4], [1, 2, 3, 4, 8, 9, 3, 4])
+    assert (main["loss_mask"], branch["loss_mask"]) == ([0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 1, 1])
+    assert (branch["shared_with"], branch["shared_prefix"]) == ("main", 4)
+    assert main["policy_log_probs"] == [-0.5, -0.25] * 2
+
+
+async def test_what_was_lost_masks_every_row(setting: Setting) -> None:
+    await setting.store.put(entry())
+    await setting.store.mark_incomplete(JOB.rollout_id, "c9")
+    record, _ = await setting.join(reply(), rows="all")
+    assert [row["mask_sample"] for row in record["_ng_training_rows"]] == [True]
+
+
+async def test_a_rollout_that_its_scorer_masked_keeps_its_evidence(setting: Setting) -> None:
+    await setting.store.put(entry())
+    record, _ = await setting.join(reply(mask_sample=True))
+    assert record["response"]["output"][0]["generation_token_ids"] == [3, 4]
+    assert len(setting.store.read_entries(JOB.rollout_id)) == 1
 
 
 async def test_an_agent_that_takes_no_part_is_left_alone(setting: Setting) -> None:

@@ -30,7 +30,14 @@ SECTIONS = {
     "directory": "dirs",
     "control": "control_token",
 }
-OWN_KEYS = {"retire_after_delivery", "mask_fraction_window", "on_unproven_prefix", "source", "source_kwargs"}
+OWN_KEYS = {
+    "retire_after_delivery",
+    "training_rows",
+    "mask_fraction_window",
+    "on_unproven_prefix",
+    "source",
+    "source_kwargs",
+}
 MESSAGES = {
     "dir_not_absolute": "is not absolute",
     "unknown_key": "Extra inputs are not permitted",
