@@ -1,14 +1,14 @@
 """What was hashed of a rollout's conversations, so that a request is hashed from its first new item on (W11).
 
-A beginning counts as known only if its JSON is the same to the byte: 1, 1.0 and true are three things. So an item that
-changed early in the history is seen. No object of a caller is kept, since its owner may change it.
+A beginning counts as known only if it is equal in every value and every type to a private copy: 1, 1.0 and true are
+three things, and so are null and NaN. So an item that changed early in the history is seen.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,15 +25,7 @@ _MAX_BYTES: Final = 256 << 20
 _CONVERSATIONS: Final = 4
 # Ends of earlier requests of one conversation, for retries and for branches that leave it there.
 _MARKS: Final = 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Mark:
-    """What is known of the first ``count`` items: their hashes, and where they end in the JSON."""
-
-    count: int
-    size: int
-    hasher: ConversationHasher
+_CONTAINER_BYTES: Final = 400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,18 +33,16 @@ class _Conversation:
     """The items of one request.
 
     Attributes:
-        text: Their JSON, a list.
-        marks: Beginnings of it, ascending; the last one is the whole.
-        nulled: Private copies of the items in which there is a null, by index.
+        items: Private copies.
+        typed: Indexes of the items that hold more than texts and nulls, so that equal does not mean of one type.
+        size: Their size in bytes, roughly.
+        marks: Numbers of items, ascending, each with the hashes after so many; the last one is after all.
     """
 
-    text: bytes
-    marks: tuple[_Mark, ...]
-    nulled: Mapping[int, object]
-
-    @property
-    def count(self) -> int:
-        return self.marks[-1].count
+    items: list[object]
+    typed: tuple[int, ...]
+    size: int
+    marks: tuple[tuple[int, ConversationHasher], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +63,7 @@ class ConversationCache:
     Args:
         max_rollouts: Most rollouts to remember.
         max_items: Most items of all their conversations.
-        max_bytes: Most bytes of those items as JSON, which is what they are kept as.
+        max_bytes: Most bytes that those items take, roughly.
 
     Raises:
         ValueError: A bound is not positive.
@@ -97,18 +87,23 @@ class ConversationCache:
             ValueError: An item cannot be hashed (B31-B33); what was known stays known.
         """
         plain = list(items)
-        text = _json(plain)
         with self._lock:
             rollout = self._rollouts.get(rollout_id)
-            known = tuple(rollout.conversations) if rollout and text is not None else ()
-        base, mark = _longest_beginning(known, plain, text or b"")
-        count, hasher = (mark.count, mark.hasher.copy()) if mark else (0, ConversationHasher())
+            known = tuple(rollout.conversations) if rollout else ()
+        base, count, before = _longest_beginning(known, plain)
+        hasher = before.copy() if before else ConversationHasher()
         hasher.feed(plain[count:])
         hashed = HashedItems(plain, hasher)
-        conversation = base if base and count == len(plain) else _grown(base, mark, hashed, text)
+        conversation = base if base and count == len(plain) else _grown(base, count, hashed)
         if conversation is not None:
-            self._remember(rollout_id, conversation, base if base and count == base.count else None)
+            self._remember(rollout_id, conversation, base if base and count == len(base.items) else None)
         return hashed
+
+    def known_items(self, rollout_id: str) -> int:
+        """Return how many items the rollout's longest conversation has; a request hardly has to hash more beyond."""
+        with self._lock:
+            rollout = self._rollouts.get(rollout_id)
+            return max((len(known.items) for known in rollout.conversations), default=0) if rollout else 0
 
     def _remember(self, rollout_id: str, conversation: _Conversation, replaced: _Conversation | None) -> None:
         with self._lock:
@@ -126,7 +121,7 @@ class ConversationCache:
 
     def _count(self, rollout: _Rollout, conversations: Iterable[_Conversation], sign: int) -> None:
         for conversation in conversations:
-            items, size = sign * conversation.count, sign * len(conversation.text)
+            items, size = sign * len(conversation.items), sign * conversation.size
             rollout.items += items
             rollout.size += size
             self._items += items
@@ -137,57 +132,111 @@ class ConversationCache:
 
 
 def _longest_beginning(
-    known: Iterable[_Conversation], plain: list[object], text: bytes
-) -> tuple[_Conversation | None, _Mark | None]:
-    """Return the known conversation of which the request begins with most, and how much that is."""
-    base, longest = None, None
+    known: Iterable[_Conversation], plain: list[object]
+) -> tuple[_Conversation | None, int, ConversationHasher | None]:
+    """Return the conversation of which the request begins with most, how many items that is, and their hashes."""
+    base, longest, before = None, 0, None
     for conversation in known:
-        for mark in reversed(conversation.marks):
-            if longest and mark.count <= longest.count:
+        for count, hasher in reversed(conversation.marks):
+            if count <= longest:
                 break
-            if _begins(plain, text, conversation, mark):
-                base, longest = conversation, mark
+            if _begins(plain, conversation, count):
+                base, longest, before = conversation, count, hasher
                 break
-    return base, longest
+    return base, longest, before
 
 
-def _begins(plain: list[object], text: bytes, known: _Conversation, mark: _Mark) -> bool:
-    """Whether a request begins with the items up to a mark, value for value and type for type.
+def _begins(plain: list[object], known: _Conversation, count: int) -> bool:
+    """Whether the first ``count`` items are the known ones, value for value and type for type.
 
-    Equal JSON means equal items, except that NaN is written as null; so items with nulls are compared themselves. Every
-    item that was hashed is an object, so one that ends at the mark in one JSON ends there in the other.
+    Where there are only texts and nulls, equal values have equal types; for the rest, JSON tells the types.
     """
-    if not text.startswith(memoryview(known.text)[: mark.size]):
+    if len(plain) < count:
         return False
-    return all(plain[at] == item for at, item in known.nulled.items() if at < mark.count)
-
-
-def _grown(
-    base: _Conversation | None, mark: _Mark | None, hashed: HashedItems, text: bytes | None
-) -> _Conversation | None:
-    """Return the conversation of a request that begins like ``base`` up to a mark; None if JSON cannot hold it."""
-    count, size = (mark.count, mark.size) if mark else (0, 0)
-    if text is None or len(hashed) == count:
-        return None
-    nulled = {at: item for at, item in base.nulled.items() if at < count} if base else {}
-    if text.find(b"null", size) >= 0:
-        new = hashed[count:]
-        copies = orjson.loads(orjson.dumps(new))
-        if copies != new:
-            return None  # there is a NaN
-        nulled |= {at: item for at, item in enumerate(copies, count) if _has_null(item)}
-    kept = [known for known in base.marks if known.count <= count][1 - _MARKS :] if base else []
-    return _Conversation(text, (*kept, _Mark(len(hashed), len(text) - 1, hashed.hasher.copy())), nulled)
-
-
-def _json(value: object) -> bytes | None:
     try:
-        return orjson.dumps(value)
+        if plain[:count] != (known.items if count == len(known.items) else known.items[:count]):
+            return False
+    except RecursionError:
+        return False
+    typed = [at for at in known.typed if at < count]
+    return not typed or _same_json([plain[at] for at in typed], [known.items[at] for at in typed])
+
+
+def _same_json(one: object, other: object) -> bool:
+    try:
+        return orjson.dumps(one) == orjson.dumps(other)
     except orjson.JSONEncodeError:
+        return False
+
+
+def _grown(base: _Conversation | None, count: int, hashed: HashedItems) -> _Conversation | None:
+    """Return the conversation of a request that begins with ``count`` items of ``base``, None if it is not kept."""
+    copies: list[object] = []
+    typed: list[int] = []
+    size = 0
+    for at in range(count, len(hashed)):
+        copier = _Copier()
+        try:
+            copies.append(copier.copy(hashed[at]))
+        except (RecursionError, TypeError):
+            return None
+        if copier.typed:
+            typed.append(at)
+        size += copier.size
+    if not copies:
         return None
+    end = (len(hashed), hashed.hasher.copy())
+    if base is None:
+        return _Conversation(copies, tuple(typed), size, (end,))
+    return _Conversation(
+        [*base.items[:count], *copies],
+        (*(at for at in base.typed if at < count), *typed),
+        base.size * count // len(base.items) + size,
+        (*[mark for mark in base.marks if mark[0] <= count][1 - _MARKS :], end),
+    )
 
 
-def _has_null(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_null, value.values()))
-    return any(map(_has_null, value)) if isinstance(value, list) else value is None
+class _Copier:
+    """Copies an item, so that its owner may change it; texts are shared, since nobody can.
+
+    Attributes:
+        size: Bytes of what was copied, roughly.
+        typed: Whether there was anything but texts, nulls and what holds them.
+    """
+
+    __slots__ = ("size", "typed")
+
+    def __init__(self) -> None:
+        self.size, self.typed = 0, False
+
+    def copy(self, value: object) -> object:
+        """Return a copy that shares nothing that can be changed.
+
+        Raises:
+            TypeError: The value holds something that JSON has not.
+            RecursionError: It nests too deeply.
+        """
+        if isinstance(value, dict):
+            return self._copy_of_object(value)
+        if isinstance(value, list):
+            self.size += _CONTAINER_BYTES
+            return [self.copy(member) for member in value]
+        if isinstance(value, str):
+            self.size += len(value)
+        elif isinstance(value, int | float):
+            self.typed = True
+        elif value is not None:
+            raise TypeError(f"{type(value).__name__} is no JSON")
+        return value
+
+    def _copy_of_object(self, members: dict[object, object]) -> dict[object, object]:
+        copied = members.copy()
+        self.size += _CONTAINER_BYTES
+        for name, member in members.items():
+            if type(name) is not str:
+                self.typed = True
+            if type(member) is str:  # most are, and every new item comes through here
+                self.size += len(member)
+            else:
+                copied[name] = self.copy(member)
+        return copied

@@ -189,7 +189,7 @@ def test_hashes_that_were_given_out_can_be_used_up() -> None:
         check(cache, turns(2))
 
 
-@pytest.mark.parametrize("value", [2**70, float("inf"), {5: "five"}], ids=str)
+@pytest.mark.parametrize("value", [2**70, {5: "five"}, (1, 2), b"x"], ids=str)
 def test_what_has_no_exact_json_is_hashed_every_time(value: Any, fed: list[object]) -> None:
     items = [user("q"), {"role": "user", "content": "x", "tool_calls": None, "unseen": value}, user("n")]
     cache = ConversationCache()
@@ -210,6 +210,23 @@ def test_what_cannot_be_hashed_leaves_the_known_part_known(fed: list[object]) ->
     assert fed == []
 
 
+def test_what_nests_deeply_is_hashed_every_time() -> None:
+    deep: Any = []
+    for _ in range(600):
+        deep = [deep]
+    cache = ConversationCache()
+    for _ in range(2):
+        check(cache, [user("q"), {"role": "user", "content": "x", "cache_control": deep}])
+
+
+def test_how_much_is_known_can_be_asked() -> None:
+    cache = ConversationCache()
+    assert cache.known_items("r") == 0
+    cache.hashed("r", turns(2))
+    cache.hashed("r", [user("another")])
+    assert (cache.known_items("r"), cache.known_items("s")) == (len(turns(2)), 0)
+
+
 def test_no_items_are_no_conversation() -> None:
     check(ConversationCache(), [])
 
@@ -222,11 +239,14 @@ class TestBounds:
 
     @pytest.mark.parametrize(
         "bound",
-        [{"max_rollouts": 2}, {"max_items": 2 * 7 + 1}, {"max_bytes": 2 * len(orjson.dumps(turns(2))) + 10}],
+        [{"max_rollouts": 2}, {"max_items": 2 * len(turns(2)) + 1}, {"max_bytes": 0}],
         ids=str,
     )
     def test_the_rollout_used_longest_ago_is_forgotten(self, bound: dict[str, int], fed: list[object]) -> None:
-        cache = ConversationCache(**bound)
+        one = ConversationCache()
+        one.hashed("x", turns(2))
+        assert one._size > len(orjson.dumps(turns(2)))
+        cache = ConversationCache(**{name: value or 2 * one._size + 1 for name, value in bound.items()})
         for rollout_id in ("x", "y", "x", "z"):
             cache.hashed(rollout_id, turns(2))
         fed.clear()
@@ -251,8 +271,8 @@ class TestBounds:
             check(cache, items, f"r{chance.randrange(5)}")
         rollouts = cache._rollouts.values()
         held = [conversation for rollout in rollouts for conversation in rollout.conversations]
-        assert cache._items == sum(conversation.count for conversation in held) <= 60
-        assert cache._size == sum(len(conversation.text) for conversation in held)
+        assert cache._items == sum(len(conversation.items) for conversation in held) <= 60
+        assert cache._size == sum(conversation.size for conversation in held)
 
 
 values = st.recursive(
