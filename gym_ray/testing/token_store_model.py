@@ -140,7 +140,7 @@ class TokenStoreModel:
 
     def delete(self) -> None:
         """Remove everything but the lock."""
-        files, fired, snapshots = self.files & {"lock"}, self.fired, self.snapshots
+        files, fired, snapshots = {"lock"} if self.files else set(), self.fired, self.snapshots
         self.__init__(files=files, fired=fired, snapshots=snapshots)  # type: ignore[misc]
 
     def sweep(self, *, is_old_enough: bool) -> int:

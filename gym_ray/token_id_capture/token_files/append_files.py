@@ -187,8 +187,7 @@ class AppendFiles(LineFiles):
         if index is None or not index.fits(self._file_calls, session.fd, info.st_dev, info.st_ino, size):
             index = LineIndex(info.st_dev, info.st_ino)
         index.scan(self._file_calls, session.fd, size)
-        if index.torn_at is not None:
-            self._cut(name, session.fd, index.torn_at, "was cut short")
+        index.mend(self._file_calls, session.fd, f"{self._folder.root}/{name}")
         session.index = index
         return index.end
 

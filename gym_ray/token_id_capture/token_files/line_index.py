@@ -6,6 +6,7 @@ one that was read: an inode number comes back soon after its file was removed, a
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
@@ -31,6 +32,7 @@ DAMAGED_REASON: Final = "damaged_line"
 INVALID_REASON: Final = "invalid_record"
 CONFLICT_REASON: Final = "conflicting_record"
 
+_log = logging.getLogger(__name__)
 _CALL_ID: Final = b'"model_call_id":'
 _WITNESS_BYTES: Final = 96
 _BLOCK_BYTES: Final = 1 << 16
@@ -106,6 +108,7 @@ class LineIndex:
         strays: Where lines begin that are no record, or contradict an earlier one.
         unproven: Whether something was found that others wrote, and may not be durable yet.
         torn_at: Where a last line begins that was cut short, None when there is none.
+        is_open: Whether the last line is whole but for its line feed.
         witness: Tells the file from another one.
     """
 
@@ -116,6 +119,7 @@ class LineIndex:
     strays: list[int] = field(default_factory=list)
     unproven: bool = False
     torn_at: int | None = None
+    is_open: bool = False
     witness: Witness = Witness()
 
     def fits(self, calls: FileCalls, fd: int, device: int, inode: int, size: int) -> bool:
@@ -148,8 +152,12 @@ class LineIndex:
             OSError: The file cannot be read.
         """
         self.torn_at = None
+        if self.end == size:
+            return
+        self.is_open = False
         for line in iterate_lines(lambda count, offset: calls.pread(fd, count, offset), self.end, size):
             self.unproven = True
+            self.is_open = not line.terminated
             record = self._parse(line, found)
             if record is None:
                 continue
@@ -160,6 +168,24 @@ class LineIndex:
                 self._refuse(record, line, first, found)
         if self.torn_at is None:
             self.end = size
+
+    def mend(self, calls: FileCalls, fd: int, path: str) -> None:
+        """Put the end of the file in order: cut off a torn last line (B68), or end one that is whole (W16).
+
+        Args:
+            calls: The seam to the operating system.
+            fd: The file, scanned to its end, under the rollout's lock.
+            path: Its path, for the log.
+
+        Raises:
+            OSError: It could not be done.
+        """
+        if self.torn_at is not None:
+            _log.warning("%s: the last line was cut short at byte %d; it is cut off", path, self.torn_at)
+            calls.truncate(fd, self.torn_at)
+        elif self.is_open:
+            self.end += calls.write_at(fd, b"\n", self.end)
+        self.torn_at, self.is_open = None, False
 
     def _parse(self, line: RawLine, found: ScannedEntries | None) -> dict[str, Any] | None:
         """Return the record in a line; None when there is none."""

@@ -6,7 +6,6 @@ lifecycle does not tell of yet moves the version when it is met. A rollout is re
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
@@ -33,8 +32,6 @@ from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
 from gym_ray.token_id_capture.token_files.rollout_reader import all_problems, opened
 
 __all__ = ["RolloutLifecycle"]
-
-_log = logging.getLogger(__name__)
 
 
 class RolloutLifecycle:
@@ -192,7 +189,7 @@ class RolloutLifecycle:
         return replace(state, incomplete=True, version=state.version + 1)
 
     def _scan(self, found: ScannedEntries, *, prove: bool) -> tuple[LineIndex, int]:
-        """Read all records, cut off a torn last line, and return their index and the size of their file."""
+        """Read all records, put their file's end in order, and return their index and the size of the file."""
         calls, index = self._folder.calls, LineIndex()
         with opened(self._folder, found.rollout_id, os.O_RDWR) as fd:
             if fd is None:
@@ -200,10 +197,7 @@ class RolloutLifecycle:
             info = calls.fstat(fd)
             index.device, index.inode = info.st_dev, info.st_ino
             index.scan(calls, fd, info.st_size, found)
-            if index.torn_at is not None:
-                path = self._folder.path(found.rollout_id, ENTRIES_SUFFIX)
-                _log.warning("%s: a last line was cut short at byte %d; it is cut off", path, index.torn_at)
-                calls.truncate(fd, index.torn_at)
+            index.mend(calls, fd, self._folder.path(found.rollout_id, ENTRIES_SUFFIX))
             if prove:
                 calls.sync_data(fd)
         self._cache.keep(found.rollout_id, index)
