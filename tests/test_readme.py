@@ -202,6 +202,28 @@ def test_the_table_of_model_types_is_whole_and_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+def test_training_tokens(tmp_path: Path) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    out = bash(block("bash", "captures tokens"), tmp_path)
+    for word in ("continues", "tool text", "policy", "log prob", "prefix reused", "trainable"):
+        assert word in out, out
+    scope: dict[str, Any] = {}
+    exec(compile(block("python", "def training_rows"), "README.md", "exec"), scope)
+    rows = scope["training_rows"](str(tmp_path / "results" / "trained.jsonl"))
+    done = records(tmp_path / "results" / "trained.jsonl")
+    assert {row["rollout_id"] for row in rows} == {"0-0", "1-0"}
+    for row in rows:
+        assert len(row["token_ids"]) == len(row["loss_mask"]) == row["spans"][-1]["end"]
+        assert sum(row["loss_mask"]) == len(row["policy_log_probs"]) > 0
+        assert [span["kind"] for span in row["spans"]] == ["prompt", "policy", "interstitial", "policy"]
+        (record,) = [each for each in done if each["_ng_training_rows"][0]["rollout_id"] == row["rollout_id"]]
+        carriers = [item for item in record["response"]["output"] if "generation_token_ids" in item]
+        *_, last = carriers
+        assert last["prompt_token_ids"] + last["generation_token_ids"] == row["token_ids"]
+
+
+@pytest.mark.model
 def test_make_eval(tmp_path: Path) -> None:
     assert "make eval" in block("bash", "make test")
     results = tmp_path / "results"
