@@ -24,6 +24,7 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.storage.posix import OWNER_ONLY_DIRECTORY, make_directory
+from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome, CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
@@ -264,7 +265,7 @@ class TokenCaptureStore:
         """
         with self._reading(rollout_id):
             found, problems = read_rollout(self._folder, rollout_id)
-        return found.entries, problems
+        return in_one_buffer(found.entries), problems
 
     def read_since(self, rollout_id: str, cursor: Cursor | None) -> EntriesSince:
         """Return the records behind a cursor, for resolvers; takes no lock and creates nothing (B50, W36). Blocks.

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gym_ray.errors import CaptureError, RolloutIdError
+from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.rollout_state import (
     ENTRIES_SUFFIX,
@@ -86,9 +87,8 @@ class RolloutLifecycle:
                 self._folder.publish(rollout_id, state)
             problems = all_problems(self._folder, state, found, index, size)
             version = state.version + index.changes(state.indexed_size)
-        return TokenCaptureSnapshot(
-            rollout_id, found.entries, bool(problems), state.snapshot_id, version, problems=problems
-        )
+        entries = in_one_buffer(found.entries)
+        return TokenCaptureSnapshot(rollout_id, entries, bool(problems), state.snapshot_id, version, problems=problems)
 
     def drop(self, rollout_id: str, snapshot_id: str, version: int) -> bool:
         """Retire a rollout and remove its records, if nothing changed since the snapshot (B70).
