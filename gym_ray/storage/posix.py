@@ -94,16 +94,17 @@ def make_directory(calls: FileCalls, path: Path, mode: int = 0o777) -> None:
         sync_directory(calls, str(created.parent))
 
 
-def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int) -> None:
+def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int, *, sync_name: bool = True) -> None:
     """Put ``data`` under a path in an existing directory, replacing what was there; durable when it returns.
 
-    A reader sees the old or the new file, never a mix.
+    A reader sees the old or the new file, never a mix, also after a crash.
 
     Args:
         calls: The seam to the operating system.
         path: The file.
         data: Its new bytes.
         mode: Its permission bits, less the umask.
+        sync_name: Make sure that the new file is the one that a crash leaves; else it may be the old one.
 
     Raises:
         OSError: It could not be done; the old file, if any, is intact, or the new one stands whole in its place.
@@ -114,7 +115,8 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int) -> None:
     except OSError:
         calls.unlink(temporary)
         raise
-    sync_directory(calls, str(path.parent))
+    if sync_name:
+        sync_directory(calls, str(path.parent))
 
 
 def _write_temporary(calls: FileCalls, path: Path, data: bytes, mode: int) -> str:

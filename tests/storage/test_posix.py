@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
-from gym_ray.storage.posix import PosixStore, replace_file
+from gym_ray.storage.posix import PosixStore, replace_file, sync_directory
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 
 
@@ -104,3 +104,12 @@ def test_a_replaced_file_outlives_a_power_cut_and_keeps_its_mode(tmp_path: Path)
     replace_file(calls, tmp_path / ".state", b"new", 0o600)
     assert calls.after_power_cut(tmp_path) == {".state": b"new"}
     assert stat.S_IMODE((tmp_path / ".state").stat().st_mode) == 0o600
+
+
+def test_a_replacement_whose_name_is_not_synced_leaves_the_old_file_or_the_whole_new_one(tmp_path: Path) -> None:
+    calls = ForgetfulCalls()
+    replace_file(calls, tmp_path / "state", b"old", 0o600)
+    replace_file(calls, tmp_path / "state", b"new", 0o600, sync_name=False)
+    assert calls.after_power_cut(tmp_path) == {"state": b"old"}
+    sync_directory(calls, str(tmp_path))
+    assert calls.after_power_cut(tmp_path) == {"state": b"new"}
