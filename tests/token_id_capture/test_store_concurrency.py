@@ -75,7 +75,7 @@ def test_a_freeze_among_puts_takes_all_that_were_acknowledged_and_refuses_the_re
 
         def put(
             number: int, store: TokenCaptureStore, kept: list[str], refused: list[str], first: threading.Event
-        ) -> None:  # noqa: E501
+        ) -> None:
             for turn in range(6):
                 call_id = f"c{number}-{turn}"
                 try:

@@ -123,6 +123,10 @@ class AppendFiles(LineFiles):
         finally:
             self._locks.release(session.lock)
 
+    def takes_long(self, rollout_id: str) -> bool:
+        """Whether an append has to read, or to begin, a rollout's files first, which no other should wait for."""
+        return rollout_id not in self._cache
+
     def is_to_be_put(self, name: str, put: PendingPut) -> bool:
         """Decide on a record, under the lock: whether it is written, or else what ``put.error`` or ``put.twin`` says.
 
@@ -213,7 +217,7 @@ class AppendFiles(LineFiles):
             incomplete=state.incomplete or is_marked,
             version=max(0, version - index.changes()),
         )
-        self._folder.publish(session.rollout_id, session.state)
+        self._folder.publish(session.rollout_id, session.state, is_news=False)
 
     def _prove(self, session: _Session) -> None:
         """Make sure that records which others wrote are durable before one of them is acknowledged."""

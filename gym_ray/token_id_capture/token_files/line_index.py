@@ -232,6 +232,9 @@ class IndexCache:
         self._indices: OrderedDict[str, tuple[LineIndex, int]] = OrderedDict()
         self._calls = 0
 
+    def __contains__(self, rollout_id: str) -> bool:
+        return rollout_id in self._indices
+
     def take(self, rollout_id: str) -> LineIndex | None:
         """Take an index out."""
         with self._lock:

@@ -28,7 +28,7 @@ class PendingAppend:
         file_name: Its file.
         done: Ends when the lines are durable, or need not be written; raises why they are not.
         error: Why they are not.
-        takes_long: Whether encoding holds others up.
+        takes_long: Whether no other file should wait for these.
     """
 
     takes_long = False
@@ -80,7 +80,8 @@ class PendingRecord(PendingAppend):
 
     def __init__(self, entry: TokenEntry, files: AppendFiles) -> None:
         super().__init__(entry.rollout_id, entry.model_call_id, ENTRIES_SUFFIX)
-        self.takes_long = len(entry.prompt_token_ids) + len(entry.generation_token_ids) > _LARGE_TOKENS
+        is_large = len(entry.prompt_token_ids) + len(entry.generation_token_ids) > _LARGE_TOKENS
+        self.takes_long = is_large or files.takes_long(self.rollout_id)
         self.line = b""
         self.twin: PendingPut | None = None
         self._entry, self._files = entry, files

@@ -95,13 +95,19 @@ class RolloutFolder:
         """
         return self.stored_state(rollout_id) or RolloutState()
 
-    def publish(self, rollout_id: str, state: RolloutState) -> None:
+    def publish(self, rollout_id: str, state: RolloutState, *, is_news: bool = True) -> None:
         """Store a rollout's lifecycle; durable when it returns, and never half of it.
+
+        Args:
+            rollout_id: The rollout.
+            state: Its lifecycle.
+            is_news: Whether it tells more than the one before it, or its absence; else a crash may leave that one.
 
         Raises:
             OSError: It could not be done.
         """
-        replace_file(self.calls, Path(self.path(rollout_id, STATE_SUFFIX)), state.to_bytes(), OWNER_ONLY)
+        path = Path(self.path(rollout_id, STATE_SUFFIX))
+        replace_file(self.calls, path, state.to_bytes(), OWNER_ONLY, sync_name=is_news)
 
     def is_marked(self, rollout_id: str) -> bool:
         """Return whether there is any mark."""
