@@ -16,9 +16,11 @@ from gym_ray.token_id_capture.fingerprint import (
     HashedItems,
     assistant_fingerprint,
     is_model_authored,
+    turn_digest,
 )
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.parent_links import AMBIGUOUS_REASON, NO_MATCH_REASON
+from gym_ray.token_id_capture.request_items import is_text_turn
 
 __all__ = ["CallIndex", "IndexedCall", "Unresolved", "hashed_items"]
 
@@ -36,6 +38,7 @@ class IndexedCall:
         context_len: Number of its request items.
         context_digest: Their digest.
         strict_digest: Their stricter digest (W33), empty if the record has none.
+        text_input_digest: Digest of the one turn that follows them where ``input`` was a text (W33), else empty.
         model_items: Items that the model wrote in request and answer (W31), None if the record does not say.
         digest: Claimed digest of its tokens.
         cum_len: Claimed number of its tokens.
@@ -48,6 +51,7 @@ class IndexedCall:
     context_len: int
     context_digest: str
     strict_digest: str
+    text_input_digest: str
     model_items: int | None
     digest: str | None
     cum_len: int | None
@@ -65,6 +69,7 @@ class IndexedCall:
             entry.continuation_context_len,
             entry.continuation_context_digest,
             extras.strict_context_digest,
+            extras.text_input_digest,
             extras.model_items,
             entry.digest,
             entry.cum_len,
@@ -99,7 +104,7 @@ class CallIndex:
         """Return the one call that a request continues; the request holds something that the model wrote."""
         hasher = items.hasher
         known = self._by_fingerprint.get(hasher.fingerprint(), ())
-        candidates = [call for call in known if _continues(hasher, call) and _answer_comes_next(items, call)]
+        candidates = [call for call in known if _continues(hasher, call) and _is_answered(items, call)]
         if not candidates:
             return Unresolved(NO_MATCH_REASON)
         return _only(candidates) or _only_by_count(candidates, hasher.model_items) or Unresolved(AMBIGUOUS_REASON)
@@ -113,9 +118,10 @@ def hashed_items(items: Sequence[object] | None) -> HashedItems:
     """
     if isinstance(items, HashedItems):
         return items
+    given = () if items is None else items  # items of a text input are empty, and yet not nothing
     hasher = ConversationHasher()
-    hasher.feed(items or ())
-    return HashedItems(items or (), hasher)
+    hasher.feed(given)
+    return HashedItems(given, hasher)
 
 
 def _continues(hasher: ConversationHasher, call: IndexedCall) -> bool:
@@ -126,13 +132,25 @@ def _continues(hasher: ConversationHasher, call: IndexedCall) -> bool:
     return not call.strict_digest or hasher.strict_digest(count) == call.strict_digest
 
 
-def _answer_comes_next(items: Sequence[object], call: IndexedCall) -> bool:
-    """Whether the call's answer stands whole and unbroken behind the items of its request (W32).
+def _is_answered(items: Sequence[object], call: IndexedCall) -> bool:
+    """Whether the call's answer follows everything that the call was asked (W32).
 
-    Everything that the model wrote behind them is the answer, since both fingerprints agree; so it is enough that
+    A text ``input`` has no item (B25), but a request that goes on has a turn for it: exactly one, with this text (W33).
+    """
+    at = call.context_len
+    if not call.text_input_digest:
+        return _answer_comes_at(at, items, call)
+    asked = at < len(items) and is_text_turn(items[at]) and turn_digest(items[at]) == call.text_input_digest
+    return asked and _answer_comes_at(at + 1, items, call)
+
+
+def _answer_comes_at(at: int, items: Sequence[object], call: IndexedCall) -> bool:
+    """Whether the call's answer stands whole and unbroken at an index.
+
+    Everything that the model wrote from there on is the answer, since both fingerprints agree; so it is enough that
     nothing foreign comes before its end.
     """
-    at, answered = call.context_len, False
+    answered = False
     while at < len(items) and (is_model_authored(items[at]) or _type_of(items[at]) in call.other_types):
         answered = answered or is_model_authored(items[at])
         at += 1

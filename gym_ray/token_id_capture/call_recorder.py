@@ -40,6 +40,7 @@ from gym_ray.token_id_capture.record_building import (
     tokens_of_fields,
 )
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
+from gym_ray.token_id_capture.request_items import RequestItems, text_input_of
 from gym_ray.token_id_capture.sink_calls import BoundedCalls, SinkCalls
 
 __all__ = ["CAPTURE_FAILED", "CallRecorder", "CaptureServices", "OnThread"]
@@ -106,7 +107,7 @@ class CallRecorder:
         context = self._context
         if items is None:
             return
-        context.request_items = list(items)
+        context.request_items = RequestItems(items)
         try:
             hashed = await self._hashed(context.request_items)
             context.request_items = hashed
@@ -326,7 +327,8 @@ def _answer_of(response: object, *, extract: bool) -> ServedAnswer | None:
 
 def _are_few(items: Sequence[object]) -> bool:
     """Whether hashing the items takes an event loop about a millisecond at most."""
-    return len(items) <= _INLINE_ITEMS and sum(map(_characters, items)) <= _INLINE_CHARACTERS
+    text = len(text_input_of(items) or "")
+    return len(items) <= _INLINE_ITEMS and text + sum(map(_characters, items)) <= _INLINE_CHARACTERS
 
 
 def _characters(item: object) -> int:

@@ -16,8 +16,8 @@ __all__ = ["stamp_continuation"]
 def stamp_continuation(entry: TokenEntry, request_items: Sequence[object]) -> TokenEntry:
     """Set the continuation fields of a record and return it; without them no later call can find it (B41).
 
-    Its member ``gym_ray`` gains the number of model-authored items (W31) and the strict digest (W33). Items that come
-    with their hashes are not hashed again, only the record's own output is (W11).
+    Its member ``gym_ray`` gains the number of model-authored items (W31), the strict digest, and the digest of a text
+    ``input`` (W33). Items that come with their hashes are not hashed again, only the record's own output is (W11).
 
     Args:
         entry: The record, with its output items; unchanged if this raises.
@@ -26,13 +26,15 @@ def stamp_continuation(entry: TokenEntry, request_items: Sequence[object]) -> To
     Raises:
         ValueError: An item cannot be hashed (B31-B33).
     """
-    context = hashed_items(request_items).hasher
+    hashed = hashed_items(request_items)
+    context = hashed.hasher
     whole = context.copy()
     whole.feed(entry.output_items)
     extras = replace(
         CallExtras.of((entry.model_extra or {}).get(EXTRAS_MEMBER)),
         model_items=whole.model_items,
         strict_context_digest=context.strict_digest(),
+        text_input_digest=hashed.text_input_digest,
     )
     entry.continuation_fingerprint = whole.fingerprint()
     entry.continuation_context_len = context.item_count

@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from gym_ray.token_id_capture.fingerprint import ConversationHasher, HashedItems
+from gym_ray.token_id_capture.request_items import RequestItems
 
 __all__ = ["ConversationCache"]
 
@@ -86,7 +87,7 @@ class ConversationCache:
         Raises:
             ValueError: An item cannot be hashed (B31-B33); what was known stays known.
         """
-        plain = list(items)
+        plain = RequestItems(items)
         with self._lock:
             rollout = self._rollouts.get(rollout_id)
             known = tuple(rollout.conversations) if rollout else ()

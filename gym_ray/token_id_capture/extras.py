@@ -19,7 +19,7 @@ EXTRAS_MEMBER: Final = "gym_ray"
 Version: TypeAlias = str | int
 
 _CHAIN_DOMAIN: Final = b"gym-ray-token-chain-1"
-_TEXTS: Final = ("strict_context_digest", "ended_by", "token_in")
+_TEXTS: Final = ("strict_context_digest", "text_input_digest", "ended_by", "token_in")
 _VERSIONS: Final = ("version_start", "version_end")
 
 
@@ -40,6 +40,7 @@ class CallExtras:
         chain_hash: Hash of the record's own arrays and of the chain before it (W3).
         model_items: Model-authored items in the request and in the call's own output together (W31).
         strict_context_digest: Digest of the request items that leaves nothing out (W33).
+        text_input_digest: Digest of the user's turn that a text ``input`` stands for, empty without one (W33).
         version_start: Version of the weights when the call began, as the model server was told.
         version_end: Version of the weights when the call was committed.
         weight_spans: What the engine itself said about versions; it wins over the two stamps.
@@ -52,6 +53,7 @@ class CallExtras:
     chain_hash: str | None = None
     model_items: int | None = None
     strict_context_digest: str = ""
+    text_input_digest: str = ""
     version_start: Version | None = None
     version_end: Version | None = None
     weight_spans: tuple[WeightSpan, ...] = ()

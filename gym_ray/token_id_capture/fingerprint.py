@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gym_ray.token_id_capture.canonical_items import canonicalize_tool_arguments, is_model_authored, item_of
 from gym_ray.token_id_capture.item_bytes import context_bytes, item_bytes, spine_bytes
+from gym_ray.token_id_capture.request_items import RequestItems, text_turn
 
 __all__ = [
     "FINGERPRINT_VERSION",
@@ -23,6 +24,7 @@ __all__ = [
     "canonicalize_tool_arguments",
     "conversation_digest",
     "is_model_authored",
+    "turn_digest",
 ]
 
 FINGERPRINT_VERSION: Final = 2
@@ -61,6 +63,17 @@ def conversation_digest(items: Sequence[object] | None) -> str:
     for item in map(item_of, items or ()):
         state.update(context_bytes(item))
     return state.hexdigest()
+
+
+def turn_digest(item: object) -> str:
+    """Return the strict digest of a conversation of this one turn, as hex (W33).
+
+    Raises:
+        ValueError: It is no object, or cannot be hashed (B31-B33).
+    """
+    hasher = ConversationHasher()
+    hasher.feed([item])
+    return hasher.strict_digest()
 
 
 @dataclass(slots=True)
@@ -171,11 +184,24 @@ class ConversationHasher:
         return bytes(self._hashes.digests[count * _DIGEST_BYTES : (count + 1) * _DIGEST_BYTES])
 
 
-class HashedItems(list[object]):
-    """Request items together with their hashes; equal to the plain list, and not to be changed."""
+class HashedItems(RequestItems):
+    """Request items together with their hashes; equal to the plain list, and not to be changed.
 
-    __slots__ = ("hasher",)
+    Args:
+        items: The items; a text ``input`` that they carry is carried on.
+        hasher: Was fed with them.
+
+    Attributes:
+        hasher: Their hashes.
+        text_input_digest: Digest of the turn that the text ``input`` stands for; empty without one (W33).
+
+    Raises:
+        ValueError: The text cannot be hashed (B33).
+    """
+
+    __slots__ = ("hasher", "text_input_digest")
 
     def __init__(self, items: Iterable[object], hasher: ConversationHasher) -> None:
         super().__init__(items)
         self.hasher = hasher
+        self.text_input_digest = "" if self.text_input is None else turn_digest(text_turn(self.text_input))

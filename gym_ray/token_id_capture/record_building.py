@@ -318,6 +318,7 @@ def _with_extras(entry: TokenEntry, extras: CallExtras, linked: _Linked) -> Toke
         chain_hash=linked.chain_hash,
         model_items=stamped_extras.model_items,
         strict_context_digest=stamped_extras.strict_context_digest,
+        text_input_digest=stamped_extras.text_input_digest,
     )
     members = extras.to_json()
     if members:

@@ -26,6 +26,7 @@ from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOU
 from gym_ray.token_id_capture.prefix_supply import prefix_problem, put_prefix
 from gym_ray.token_id_capture.protocols import TokenSink, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.request_items import text_input_of
 from gym_ray.token_id_capture.sink_calls import BoundedCalls
 
 __all__ = [
@@ -237,6 +238,8 @@ def _recorder() -> CallRecorder | None:
 def _known(given: Sequence[object] | None, hashed: Sequence[object] | None) -> Sequence[object] | None:
     """Return the items with the hashes they have from the look-up, where they are the same objects."""
     if given is None or hashed is None or len(given) != len(hashed):
+        return given
+    if text_input_of(given) not in (None, text_input_of(hashed)):
         return given
     return hashed if all(map(operator.is_, given, hashed)) else given
 

@@ -11,6 +11,7 @@ from gym_ray.testing.scripted_calls import assistant, scripted_call, user
 from gym_ray.token_id_capture.call_index import CallIndex, IndexedCall, Unresolved, hashed_items
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.request_items import request_items
 
 ASK = [user("q0")]
 REASONING = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}]}
@@ -157,9 +158,103 @@ class TestStrictDigest:
 
 
 def test_a_context_without_items_matches_no_turn_of_a_user() -> None:
-    """W33: a text ``input`` has no item, and so would go before any question at all."""
+    """W33: the bare rule lets a request without items go before any question at all."""
     entry = call("a", [], assistant("A"))
     assert found([entry], [user("whatever"), assistant("A"), user("n")]) == "no_match"
+
+
+class TestTextInput:
+    """W33: a text ``input`` has no item (B25), so by the bare rule its call goes before any question at all."""
+
+    HEAD: tuple[dict[str, Any], ...] = ({}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]})
+
+    @staticmethod
+    def asked(text: str, head: dict[str, Any]) -> TokenEntry:
+        return call("a", request_items({"input": text, **head}), REASONING, assistant("A"))
+
+    @pytest.mark.parametrize("head", HEAD, ids=["bare", "envelope"])
+    @pytest.mark.parametrize(
+        "turn",
+        [
+            {"role": "user", "content": "q0"},
+            {"type": "message", "role": "user", "content": "q0"},
+            {"role": "user", "content": [{"type": "input_text", "text": "q0"}]},
+            {
+                "type": "message",
+                "role": "user",
+                "status": "completed",
+                "content": [{"type": "input_text", "text": "q0"}],
+            },
+        ],
+    )
+    @pytest.mark.parametrize("echo", [[assistant("A")], [REASONING, assistant("A")]], ids=["answer", "reasoning"])
+    def test_the_turn_with_its_text_takes_its_place(
+        self, turn: dict[str, Any], echo: list[Any], head: dict[str, Any]
+    ) -> None:
+        items = request_items({"input": [turn, *echo, user("n")], **head})
+        assert found([self.asked("q0", head)], items) == "a"
+
+    @pytest.mark.parametrize("head", HEAD, ids=["bare", "envelope"])
+    @pytest.mark.parametrize(
+        "before",
+        [
+            [],
+            [user("q1")],
+            [user("")],
+            [user("q0"), user("q0")],
+            [user("q0"), user("more")],
+            [user("more"), user("q0")],
+            [{"role": "developer", "content": "Be kind."}, user("q0")],
+            [user("q0"), {"role": "system", "content": "x"}],
+            [{"role": "system", "content": "q0"}],
+            [{"type": "user", "content": "q0"}],
+            [{"role": "user", "type": "reasoning", "content": "q0"}],
+            [{"role": "user", "name": "ann", "content": "q0"}],
+            [{"role": "user", "content": [{"type": "input_text", "text": "q"}, {"type": "input_text", "text": "0"}]}],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "q0"}, {"type": "input_image", "image_url": "u"}],
+                }
+            ],
+            [{"role": "user", "content": [{"type": "input_text", "text": "q0", "seen": 1}]}],
+            [{"type": "function_call_output", "call_id": "k", "output": "q0"}],
+        ],
+    )
+    def test_nothing_else_does(self, before: list[Any], head: dict[str, Any]) -> None:
+        items = request_items({"input": [*before, assistant("A"), user("n")], **head})
+        assert found([self.asked("q0", head)], items) == "no_match"
+
+    def test_what_stands_in_front_must_be_the_same(self) -> None:
+        turns = [user("q0"), assistant("A"), user("n")]
+        for first, then in (self.HEAD, reversed(self.HEAD), ({"instructions": "x"}, {"instructions": "y"})):
+            assert found([self.asked("q0", first)], request_items({"input": turns, **then})) == "no_match"
+
+    def test_an_empty_text_is_no_missing_one(self) -> None:
+        entry = self.asked("", {})
+        assert found([entry], [user(""), assistant("A"), user("n")]) == "a"
+        for before in ([], [{"role": "user", "content": None}], [user("q0")]):
+            assert found([entry], [*before, assistant("A"), user("n")]) == "no_match"
+
+    def test_texts_with_one_answer_are_told_apart(self) -> None:
+        entries = [
+            call(name, request_items({"input": text}), assistant("A"), ids=(1, at))
+            for at, (name, text) in enumerate([("a", "q0"), ("b", "q1")])
+        ]
+        assert found(entries, [user("q1"), assistant("A"), user("n")]) == "b"
+
+    def test_the_same_question_as_a_list_is_another_call(self) -> None:
+        entries = [self.asked("q0", {}), call("b", ASK, REASONING, assistant("A"), ids=(1, 3))]
+        assert found(entries, [*ASK, assistant("A"), user("n")]) == "ambiguous"
+
+    def test_a_record_that_does_not_say_its_text_is_nobodys_parent(self) -> None:
+        entry = self.asked("q0", {})
+        del entry.gym_ray  # type: ignore[attr-defined]
+        assert found([entry], [*ASK, assistant("A"), user("n")]) == "no_match"
+
+    def test_later_calls_go_by_their_items(self) -> None:
+        second = call("b", [*ASK, assistant("A"), user("n")], assistant("B"), ids=(1, 2, 3))
+        assert found([self.asked("q0", {}), second], [*ASK, assistant("A"), user("n"), assistant("B")]) == "b"
 
 
 def test_items_come_with_their_hashes_or_get_them() -> None:

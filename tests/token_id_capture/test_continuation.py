@@ -12,10 +12,12 @@ from gym_ray.token_id_capture.fingerprint import (
     ConversationHasher,
     assistant_fingerprint,
     conversation_digest,
+    turn_digest,
 )
 from gym_ray.token_id_capture.lineage import stamp_continuation
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.request_items import request_items
 
 ITEMS = [user("q0"), assistant("A"), user("q1")]
 
@@ -44,6 +46,25 @@ def test_fields_describe_request_and_answer() -> None:
     hasher = ConversationHasher()
     hasher.feed(ITEMS)
     assert (extras.model_items, extras.strict_context_digest) == (2, hasher.strict_digest())
+
+
+@pytest.mark.parametrize("head", [{}, {"instructions": "Be brief."}], ids=["bare", "envelope"])
+def test_a_text_input_has_a_digest_and_no_item(head: dict[str, Any]) -> None:
+    items = request_items({"input": "q0", **head})
+    bare = stamp_continuation(entry(), list(items))
+    for given in (items, ConversationCache().hashed("r", items)):
+        stamped = stamp_continuation(entry(), given)
+        assert PackedEntry.of_entry(stamped).extras.text_input_digest == turn_digest(user("q0"))
+        assert stamped.continuation_context_len == len(head)
+        assert stamped.model_dump(exclude={"gym_ray"}) == bare.model_dump(exclude={"gym_ray"})
+        stamp_continuation(stamped, ITEMS)
+        assert not PackedEntry.of_entry(stamped).extras.text_input_digest
+
+
+def test_a_text_input_that_cannot_be_hashed_is_refused_as_its_turn_is() -> None:
+    for items in (request_items({"input": "\ud800"}), [user("\ud800")]):
+        with pytest.raises(ValueError, match="surrogates"):
+            stamp_continuation(entry(), items)
 
 
 def test_what_stands_in_our_member_stays() -> None:

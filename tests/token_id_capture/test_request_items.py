@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gym_ray.token_id_capture.request_items import REQUEST_ENVELOPE_ROLE, request_items
+from gym_ray.token_id_capture.request_items import (
+    REQUEST_ENVELOPE_ROLE,
+    RequestItems,
+    is_text_turn,
+    request_items,
+    text_input_of,
+    text_turn,
+)
 
 
 class Turn(BaseModel):
@@ -56,3 +63,60 @@ def test_the_bodys_list_is_left_alone() -> None:
     before = json.dumps(body)
     request_items(body).clear()
     assert json.dumps(body) == before
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"input": "hello"}, "hello"),
+        ({"input": "hello", "instructions": "Be brief.", "tools": [{}]}, "hello"),
+        ({"input": ""}, ""),
+        ({"input": "hello", "messages": None}, "hello"),
+        ({"input": "hello", "messages": []}, None),
+        ({"input": [USER]}, None),
+        ({"input": 5}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_a_text_input_is_carried_beside_the_items(body: Any, text: str | None) -> None:
+    items = request_items(body)
+    assert text_input_of(items) == text
+    assert text_input_of(RequestItems(items)) == text
+    assert text_input_of(list(items)) is None
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        text_turn("hello"),
+        {"type": "message", "role": "user", "content": "hello"},
+        {"type": None, "role": "user", "content": "hello", "status": None},
+        {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        {"type": "message", "id": "m", "role": "user", "content": [{"type": "text", "text": "hello"}]},
+    ],
+)
+def test_spellings_of_a_text_turn(turn: object) -> None:
+    assert is_text_turn(turn)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "hello",
+        {"content": "hello"},
+        {"type": "user", "content": "hello"},
+        {"role": "developer", "content": "hello"},
+        {"role": "user", "type": "reasoning", "content": "hello"},
+        {"role": "user", "type": ["message"], "content": "hello"},
+        {"role": "user"},
+        {"role": "user", "content": []},
+        {"role": "user", "content": ["hello"]},
+        {"role": "user", "content": [{"text": "hello"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": None}]},
+        {"role": "user", "content": [{"type": "input_image", "text": "hello"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "hel"}, {"type": "input_text", "text": "lo"}]},
+    ],
+)
+def test_anything_else_is_no_text_turn(turn: object) -> None:
+    assert not is_text_turn(turn)
