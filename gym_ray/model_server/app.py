@@ -179,7 +179,7 @@ class _Service:
             return invalid_body_response(dialect, problem)
         if isinstance(body, dict) and len(raw) <= _SHARED_BYTES:
             publish_request(request.scope, body)
-        call = self._token_calls.begin(request.scope, dialect, body)
+        call = self._token_calls.begin(request.scope, dialect, body, len(raw))
         if dialect not in self._forwarded if call is None else not call.way.forwarded:
             return await self._bridged.respond(request, dialect, body, len(raw), call)
         asked = EngineRequest(dialect, body, raw, *_passed_on(request))

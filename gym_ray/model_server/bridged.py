@@ -6,7 +6,6 @@ training call are kept before anything of its answer is delivered (B77).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.terminal import is_error_payload
 from gym_ray.errors import EngineError, InvalidRequestError, UnsupportedRequestError
 from gym_ray.model_call_capture.exchange import publish_usage
+from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.errors_wire import (
     converted_error_response,
@@ -41,9 +41,6 @@ __all__ = ["BridgeOptions", "BridgedRoute"]
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-_OFF_LOOP_BYTES = 128 * 1024
-"""A larger body is converted on a thread: conversion is Python, and others must be served meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ class BridgedRoute:
         """
         try:
             bridge = await self.bridge(dialect, body, size, call)
-            raw = await _aside(size, lambda: _request_bytes(bridge.body))
+            raw = await aside(size, lambda: _request_bytes(bridge.body))
             job = _Job(request, bridge, raw, call, None if call is None else await call.open())
         except CallFailedError as failure:
             return failure.response
@@ -129,7 +126,7 @@ class BridgedRoute:
             InvalidRequestError: The body breaks the schema of its dialect.
             UnsupportedRequestError: A field has no form in the engine's dialect, or the engine speaks none.
         """
-        return await _aside(size, lambda: self._convert(dialect, body, call))
+        return await aside(size, lambda: self._convert(dialect, body, call))
 
     def _convert(self, dialect: str, body: Mapping[str, Any], call: TokenCall | None) -> Bridge:
         options = self._options
@@ -167,7 +164,7 @@ class BridgedRoute:
         call = job.call
         if call is None:
             _, answer, size = await self._ask(job)
-            return await _aside(size, lambda: written(job.bridge.answer(answer)))
+            return await aside(size, lambda: written(job.bridge.answer(answer)))
 
         def told(answer: Mapping[str, Any]) -> tuple[Mapping[str, Any], _T]:
             whole = job.bridge.answer(answer)
@@ -176,7 +173,7 @@ class BridgedRoute:
 
         async with call.unserved():
             reply, answer, size = await self._ask(job)
-            whole, shown = await _aside(size, lambda: told(answer))
+            whole, shown = await aside(size, lambda: told(answer))
             outcome = call.outcome(whole, reply, None if job.bridge.hub is None else answer)
             call.check_prefix(outcome)
         await call.complete(whole, outcome)
@@ -196,7 +193,7 @@ class BridgedRoute:
         raw = await reply.read()
         if reply.status >= 400:
             raise self._refused(bridge.client, reply, raw)
-        answer = await _aside(len(raw), lambda: exact_json.loads_object(raw))
+        answer = await aside(len(raw), lambda: exact_json.loads_object(raw))
         if answer is None:
             raise EngineError(f"the engine answered {reply.status} with something that is no JSON object")
         if is_error_payload(answer):
@@ -259,10 +256,6 @@ def _answer_bytes(answer: Mapping[str, Any]) -> bytes:
         return exact_json.dumps(answer)
     except ValueError as error:
         raise EngineError(f"the engine's answer could not be converted: {error}") from None
-
-
-async def _aside(size: int, work: Callable[[], _T]) -> _T:
-    return work() if size <= _OFF_LOOP_BYTES else await asyncio.to_thread(work)
 
 
 def _message(raw: bytes, status: int) -> str:

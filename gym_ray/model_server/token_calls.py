@@ -21,6 +21,7 @@ from gym_ray.model_call_capture.exchange import (
     publish_execution_facts,
     read_training_call,
 )
+from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, TokenRequest
 from gym_ray.model_server.errors_wire import error_response
 from gym_ray.model_server.replayed import CallFailedError
@@ -64,19 +65,23 @@ class TokenCalls:
         """Whether a request is captured for training."""
         return self._tokens is not None and read_training_call(scope) is not None
 
-    def begin(self, scope: MutableMapping[str, Any], dialect: str, body: Mapping[str, Any]) -> TokenCall | None:
+    def begin(
+        self, scope: MutableMapping[str, Any], dialect: str, body: Mapping[str, Any], size_bytes: int
+    ) -> TokenCall | None:
         """Return the call that a request is, None if it is not captured for training; nothing is kept yet.
 
         Args:
             scope: The ASGI scope.
             dialect: The client's dialect.
             body: The parsed request, which must not change from now on.
+            size_bytes: Its length.
         """
         called = read_training_call(scope)
         if self._tokens is None or called is None:
             return None
         capture = self._tokens.begin(called.rollout_id, called.model_call_id)
-        return TokenCall(called, capture, scope, body, self._way(dialect, streamed=body.get("stream") is True))
+        way = self._way(dialect, streamed=body.get("stream") is True)
+        return TokenCall(called, capture, scope, body, size_bytes, way)
 
     def _way(self, dialect: str, *, streamed: bool) -> TokenWay:
         reported = self._engine.token_dialects
@@ -112,6 +117,7 @@ class TokenCall:
         capture: Keeps its tokens.
         scope: The ASGI scope.
         body: The parsed request.
+        size_bytes: Its length.
         way: How it goes to the engine.
     """
 
@@ -121,9 +127,11 @@ class TokenCall:
         capture: CallCapture,
         scope: MutableMapping[str, Any],
         body: Mapping[str, Any],
+        size_bytes: int,
         way: TokenWay,
     ) -> None:
-        self._called, self._capture, self._scope, self._body = called, capture, scope, body
+        self._called, self._capture, self._scope = called, capture, scope
+        self._body, self._size_bytes = body, size_bytes
         self.way = way
 
     @property
@@ -137,7 +145,7 @@ class TokenCall:
         Raises:
             CallFailedError: The call could not be noted; nothing was generated, and the client may try again (503).
         """
-        await self._capture.resolve(items_of(self.way.dialect, self._body))
+        await self._capture.resolve(await aside(self._size_bytes, self._items))
         try:
             await self._capture.intend()
         except Exception as error:
@@ -147,6 +155,14 @@ class TokenCall:
             message = f"the call could not be noted for token capture ({type(error).__name__}); nothing was generated"
             raise CallFailedError(503, message, error_response(self.way.dialect, 503, message)) from error
         return TokenRequest(self._capture.parent)
+
+    def _items(self) -> list[object] | None:
+        try:
+            return items_of(self.way.dialect, self._body)
+        except Exception as error:  # noqa: BLE001 - boundary: a history that cannot be read must not fail the call (B80)
+            called = self._called
+            _log.warning("%s: the turns of call %s: %r", called.rollout_id, called.model_call_id, error)
+            return None
 
     @asynccontextmanager
     async def unserved(self) -> AsyncIterator[None]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +18,7 @@ from gym_ray import exact_json
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.dialects.terminal import ERROR, TerminalScanner, is_error_payload
 from gym_ray.errors import EngineError
+from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.token_answers import without_tokens
@@ -28,8 +28,6 @@ from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 __all__ = ["TokenForwarding"]
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-_OFF_LOOP_BYTES: Final = 128 * 1024
 _AFTER_END_S: Final = 5.0
 """How long an engine may keep its connection open behind the event that ends its stream."""
 
@@ -62,7 +60,7 @@ class TokenForwarding:
             if _is_sse(reply):
                 return _TokenStream(reply, call)
             raw = await reply.read()
-            answer = await _aside(len(raw), lambda: exact_json.loads_object(raw)) if reply.status < 400 else None
+            answer = await aside(len(raw), lambda: exact_json.loads_object(raw)) if reply.status < 400 else None
             outcome = None
             if answer is not None and not is_error_payload(answer):
                 outcome = call.outcome(answer, reply)
@@ -167,7 +165,7 @@ class _TokenStream(Response):
         """End the call as its stream did."""
         call, terminal = self._call, self._scanner.terminal
         seen = b"".join(self._seen)
-        answer = await _aside(len(seen), lambda: reassemble(call.way.dialect, seen))
+        answer = await aside(len(seen), lambda: reassemble(call.way.dialect, seen))
         if terminal is None:
             broke = "it has no terminal event" if failure is None else f"{type(failure).__name__}: {failure}"
             await call.failed(answer if seen else {}, f"the stream broke off: {broke}")
@@ -182,7 +180,3 @@ class _TokenStream(Response):
 def _is_sse(reply: EngineAnswer) -> bool:
     kind = next((value for name, value in reply.headers if name.lower() == "content-type"), "")
     return reply.status < 400 and kind.strip().lower().startswith("text/event-stream")
-
-
-async def _aside(size: int, work: Callable[[], _T]) -> _T:
-    return work() if size <= _OFF_LOOP_BYTES else await asyncio.to_thread(work)

@@ -655,6 +655,20 @@ async def test_messages_that_have_no_responses_form_are_served_without_a_decisio
     assert server.log[-1] == "kept"
 
 
+async def test_turns_that_cannot_be_read_are_served_without_a_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_deep(dialect: str, body: Mapping[str, Any]) -> list[object]:
+        raise RecursionError("tools that nest as deep as JSON may")
+
+    monkeypatch.setattr("gym_ray.model_server.token_calls.items_of", too_deep)
+    async with served(tmp_path) as server:
+        response = await server.ask(CHAT)
+    assert response.status_code == 200
+    assert server.call.items is None
+    assert server.log[-1] == "kept"
+
+
 async def test_tools_and_instructions_are_part_of_the_items(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         tool = {"name": "look", "input_schema": {"type": "object"}}
