@@ -108,6 +108,7 @@ class AppendFiles(LineFiles):
             return super().stage(name, lambda: self._compose(name, compose), wait=wait)
         except BaseException:
             self._sessions.pop(name, None)
+            self._cache.drop(rollout_id)
             self._locks.release(lock)
             raise
 
@@ -118,6 +119,7 @@ class AppendFiles(LineFiles):
             super().settle(staged, error)
             self._learn(session, staged)
         except BaseException:
+            self._cache.drop(session.rollout_id)
             self._take_back(staged)
             raise
         finally:
@@ -187,7 +189,7 @@ class AppendFiles(LineFiles):
 
     def _with_index(self, session: _Session, name: str, size: int) -> int:
         info = self._file_calls.fstat(session.fd)
-        index = self._cache.take(session.rollout_id)
+        index = self._cache.find(session.rollout_id)
         if index is None or not index.fits(self._file_calls, session.fd, info.st_dev, info.st_ino, size):
             index = LineIndex(info.st_dev, info.st_ino)
         index.scan(self._file_calls, session.fd, size)

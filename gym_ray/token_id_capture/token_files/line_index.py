@@ -235,16 +235,17 @@ class IndexCache:
     def __contains__(self, rollout_id: str) -> bool:
         return rollout_id in self._indices
 
-    def take(self, rollout_id: str) -> LineIndex | None:
-        """Take an index out."""
+    def find(self, rollout_id: str) -> LineIndex | None:
+        """Return an index, which is the one used last then."""
         with self._lock:
-            index, calls = self._indices.pop(rollout_id, (None, 0))
-            self._calls -= calls
-            return index
+            if rollout_id not in self._indices:
+                return None
+            self._indices.move_to_end(rollout_id)
+            return self._indices[rollout_id][0]
 
     def keep(self, rollout_id: str, index: LineIndex) -> None:
-        """Put an index in."""
-        self.take(rollout_id)
+        """Put an index in; again when it has grown."""
+        self.drop(rollout_id)
         calls = len(index.offsets) + 1
         with self._lock:
             self._indices[rollout_id] = index, calls
@@ -252,3 +253,9 @@ class IndexCache:
             while self._calls > self._max_calls and len(self._indices) > 1:
                 _, (_, dropped) = self._indices.popitem(last=False)
                 self._calls -= dropped
+
+    def drop(self, rollout_id: str) -> None:
+        """Forget an index."""
+        with self._lock:
+            _, calls = self._indices.pop(rollout_id, (None, 0))
+            self._calls -= calls

@@ -115,7 +115,7 @@ class RolloutLifecycle:
                     return False
                 retired = replace(state, retired=True, entry_digests={}, indexed_size=0, version=current)
                 self._folder.publish(rollout_id, retired)
-            self._cache.take(rollout_id)
+            self._cache.drop(rollout_id)
             self._folder.remove(rollout_id, ENTRIES_SUFFIX, INTENTS_SUFFIX, INCOMPLETE_SUFFIX)
             return True
 
@@ -129,7 +129,7 @@ class RolloutLifecycle:
         if not self._folder.holds_anything(rollout_id):
             return
         with self._locked(rollout_id, "deleted"):
-            self._cache.take(rollout_id)
+            self._cache.drop(rollout_id)
             self._folder.remove(rollout_id, ENTRIES_SUFFIX, STATE_SUFFIX, INTENTS_SUFFIX, INCOMPLETE_SUFFIX)
 
     def sweep_retired(self, older_than_s: float) -> int:
@@ -205,7 +205,7 @@ class RolloutLifecycle:
 
     def _index(self, rollout_id: str) -> LineIndex:
         """Return the index of a rollout's records, read on from what is known."""
-        calls, index = self._folder.calls, self._cache.take(rollout_id) or LineIndex()
+        calls, index = self._folder.calls, self._cache.find(rollout_id) or LineIndex()
         with opened(self._folder, rollout_id) as fd:
             if fd is None:
                 return LineIndex()

@@ -172,18 +172,31 @@ def test_the_cache_forgets_what_was_used_least_recently() -> None:
     cache = IndexCache(max_calls=10)
     for rollout_id in ("a", "b", "c"):
         cache.keep(rollout_id, index_of(2))
-    used = cache.take("a")
-    assert used is not None
-    cache.keep("a", used)
+    assert cache.find("a") is not None
     cache.keep("d", index_of(2))
-    assert cache.take("b") is None
-    assert all(cache.take(rollout_id) is not None for rollout_id in "acd")
-    assert cache.take("a") is None
+    assert [rollout_id for rollout_id in "abcd" if rollout_id in cache] == ["a", "c", "d"]
+    assert cache.find("b") is None
+    cache.drop("a")
+    cache.drop("a")
+    assert cache.find("a") is None
+    cache.keep("e", index_of(2))
+    assert cache.find("c") is not None
+
+
+def test_an_index_that_grew_counts_with_what_it_holds_now() -> None:
+    cache = IndexCache(max_calls=10)
+    index = index_of(1)
+    for calls in range(1, 9):
+        index.offsets = index_of(calls).offsets
+        cache.keep("a", index)
+    cache.keep("b", index_of(2))
+    assert "a" not in cache
+    assert "b" in cache
 
 
 def test_one_index_is_kept_however_large() -> None:
     cache = IndexCache(max_calls=10)
     cache.keep("a", index_of(5))
     cache.keep("large", index_of(1000))
-    assert cache.take("a") is None
-    assert cache.take("large") is not None
+    assert cache.find("a") is None
+    assert cache.find("large") is not None
