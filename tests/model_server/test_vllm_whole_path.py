@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gym_ray.agents.context import RunContext, ServerUrls
+from gym_ray.agents.responses_loop import ResponsesLoop
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.model_call_capture import CaptureWriter
@@ -21,9 +23,11 @@ from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.vllm_link import VllmLink, linked_vllm
 from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.delivery import trajectories_from_source
 from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.records import ParentResolutionStatus
 from gym_ray.token_id_capture.resolvers import FileLineageResolver
-from gym_ray.token_id_capture.rows import training_rows
+from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
@@ -206,3 +210,65 @@ async def test_a_prefix_that_was_not_supplied_leaves_a_reason(tmp_path: Path) ->
         snapshot = await model.store.freeze(ROLLOUT)
     assert [problem.reason for problem in snapshot.problems] == ["prefix_not_supplied"]
     assert len(snapshot.packed) == 1
+
+
+async def the_row(model: Server) -> TrainingRow:
+    """The one row of a rollout that is not masked."""
+    build = await trajectories_from_source(ROLLOUT, model.store)
+    assert (build["mask_sample"], build["mask_reasons"]) == (False, [])
+    (row,) = training_rows(ROLLOUT, run_builder((await model.store.freeze(ROLLOUT)).packed))
+    return row
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("head", [{}, {"instructions": "Be brief."}], ids=["bare", "instructions"])
+async def test_a_client_that_begins_with_a_text_gets_one_row(
+    tmp_path: Path, head: dict[str, Any], stream: bool
+) -> None:
+    """W33: by the bare rule the first call goes before any question at all."""
+    fake = FakeVllm([[*spelled(text), END] for text in ("ab", "cd", "ef")])
+    asked = {**head, "stream": stream}
+    async with server(tmp_path, fake.script, scale_out=True) as model:
+        first, _ = await model.ask(RESPONSES, {"input": "hi", **asked})
+        turns = [{"type": "message", **USER}, *first["output"], USER]
+        second, _ = await model.ask(RESPONSES, {"input": turns, **asked})
+        await model.ask(RESPONSES, {"input": [*turns, *second["output"], USER], **asked})
+        entries = model.entries()
+        row = await the_row(model)
+    assert [entry.continuation_context_len for entry in entries] == [len(head), 3 + len(head), 5 + len(head)]
+    assert [entry.parent_call_id for entry in entries] == [None, *(entry.model_call_id for entry in entries[:2])]
+    assert [entry.prefix_supplied for entry in entries] == [False, True, True]
+    policy = [token for text in ("ab", "cd", "ef") for token in (*spelled(text), END)]
+    assert row.token_ids[row.loss_mask()].tolist() == policy
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"input": [{"role": "user", "content": "ho"}]},
+        {"input": []},
+        {"input": [{"role": "developer", "content": "Be brief."}, USER]},
+        {"input": [USER], "instructions": "Be brief."},
+    ],
+    ids=["another_text", "no_turn", "developer", "instructions"],
+)
+async def test_whatever_else_a_client_goes_on_with_continues_no_text(tmp_path: Path, begun: dict[str, Any]) -> None:
+    fake = FakeVllm([[*spelled(text), END] for text in ("ab", "cd")])
+    async with server(tmp_path, fake.script, scale_out=True) as model:
+        first, _ = await model.ask(RESPONSES, {"input": "hi"})
+        await model.ask(RESPONSES, {**begun, "input": [*begun["input"], *first["output"], USER]})
+        statuses = [entry.parent_resolution for entry in model.entries()]
+        build = await trajectories_from_source(ROLLOUT, model.store)
+    assert statuses == [ParentResolutionStatus.ROOT, ParentResolutionStatus.UNRESOLVED]
+    assert build["mask_sample"]
+
+
+async def test_the_tool_loop_makes_one_row_of_a_text(tmp_path: Path) -> None:
+    fake = FakeVllm([[*spelled(text), END] for text in ANSWERS[:2]])
+    async with server(tmp_path, fake.script, scale_out=True) as model:
+        urls = ServerUrls({"policy_model": "http://model"}, {})
+        context = RunContext(ROLLOUT, model.http, "unused", urls, token_capture=True)
+        response = await ResponsesLoop(context, "policy_model", None).run({**body_of(RESPONSES, []), "input": "hi"})
+        row = await the_row(model)
+    assert [item["type"] for item in response["output"]] == ["function_call", "function_call_output", "message"]
+    assert row.token_ids[row.loss_mask()].tolist() == [token for text in ANSWERS[:2] for token in (*spelled(text), END)]
