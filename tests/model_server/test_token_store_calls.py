@@ -193,7 +193,8 @@ async def test_a_stream_that_broke_off_is_named_in_its_rollout(tmp_path: Path) -
             await one.ask(CHAT, [("user", "q")], stream=True)
         snapshot = await one.frozen()
     assert snapshot.incomplete
-    assert any("the stream broke off" in str(problem) for problem in snapshot.problems)
+    (problem,) = [problem for problem in snapshot.problems if problem.reason == "ids_missing"]
+    assert problem.detail.startswith("the stream broke off: EngineError: the engine died")
 
 
 async def test_an_engine_without_tokens_is_named_in_its_rollout(tmp_path: Path) -> None:
@@ -201,7 +202,9 @@ async def test_an_engine_without_tokens_is_named_in_its_rollout(tmp_path: Path) 
         assert (await one.ask(CHAT, [("user", "q")], stream=True)).status_code == 200
         snapshot = await one.frozen()
     assert snapshot.incomplete
-    assert any("the answer carries no token ids" in str(problem) for problem in snapshot.problems)
+    assert ("ids_missing", "the answer carries no token ids") in [
+        (each.reason, each.detail) for each in snapshot.problems
+    ]
 
 
 async def test_a_full_disk_refuses_a_call_before_and_marks_it_after_generation(tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ async def test_a_full_disk_refuses_a_call_before_and_marks_it_after_generation(t
         calls.write_error = None
         snapshot = await one.frozen()
     assert snapshot.incomplete
-    assert any("no space left" in str(problem) for problem in snapshot.problems)
+    assert any(each.reason == "capture_failed" and "no space left" in each.detail for each in snapshot.problems)
 
 
 async def test_a_call_on_an_unobserved_path_marks_its_rollout_durably(tmp_path: Path) -> None:

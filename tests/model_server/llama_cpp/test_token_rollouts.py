@@ -327,5 +327,19 @@ async def test_a_stream_whose_ids_are_not_all_told_masks_its_rollout_and_says_wh
         snapshot = await one.store.freeze("r-0")
     assert snapshot.incomplete
     assert snapshot.packed == ()
-    (problem,) = [problem for problem in snapshot.problems if "ids_missing" in f"{problem.reason}{problem.detail}"]
-    assert f"predicted {one.said[0].counters[1]} tokens and told {len(one.said[0].tokens)}" in str(problem)
+    (said,) = one.said
+    numbers = f"the engine predicted {said.counters[1]} tokens and told {len(said.tokens)}"
+    assert ("ids_missing", numbers) in [(problem.reason, problem.detail) for problem in snapshot.problems]
+
+
+async def test_a_stop_text_that_costs_a_log_prob_makes_the_call_untrainable(tmp_path: Path, model_url: str) -> None:
+    async with rollout(tmp_path, model_url) as one:
+        body = {**first_body(RESPONSES), "text": {"format": SHORT}, "tools": [], "tool_choice": "none", "stop": ["is"]}
+        await one.ask(RESPONSES, body)
+        snapshot = await one.store.freeze("r-0")
+    (said,) = one.said
+    assert said.counters == (len(said.prompt), len(said.tokens))
+    assert len(said.log_probs) < len(said.tokens), "llama.cpp now tells all of them"
+    assert (snapshot.incomplete, snapshot.packed) == (True, ())
+    numbers = f"{len(said.tokens)} tokens have {len(said.log_probs)} log probabilities"
+    assert ("log_prob_missing", numbers) in [(problem.reason, problem.detail) for problem in snapshot.problems]
