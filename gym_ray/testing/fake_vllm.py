@@ -135,13 +135,15 @@ def _rendered(body: Mapping[str, Any]) -> list[int]:
 
 def _words(message: Mapping[str, Any]) -> str:
     content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else json.dumps(content)
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
     calls = message.get("tool_calls") or ()
     return text + "".join(f"{_CALL}{call['function']['arguments']}" for call in calls)
 
 
 def _has_image(body: Mapping[str, Any]) -> bool:
-    return any(isinstance(message.get("content"), list) for message in body["messages"])
+    contents = [message.get("content") for message in body["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(part.get("type") != "text" for part in parts)
 
 
 def _written(text: str) -> list[int]:

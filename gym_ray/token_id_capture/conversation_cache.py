@@ -100,12 +100,6 @@ class ConversationCache:
             self._remember(rollout_id, conversation, base if base and count == len(base.items) else None)
         return hashed
 
-    def known_items(self, rollout_id: str) -> int:
-        """Return how many items the rollout's longest conversation has; a request hardly has to hash more beyond."""
-        with self._lock:
-            rollout = self._rollouts.get(rollout_id)
-            return max((len(known.items) for known in rollout.conversations), default=0) if rollout else 0
-
     def _remember(self, rollout_id: str, conversation: _Conversation, replaced: _Conversation | None) -> None:
         with self._lock:
             rollout = self._rollouts.setdefault(rollout_id, _Rollout())

@@ -219,14 +219,6 @@ def test_what_nests_deeply_is_hashed_every_time() -> None:
         check(cache, [user("q"), {"role": "user", "content": "x", "cache_control": deep}])
 
 
-def test_how_much_is_known_can_be_asked() -> None:
-    cache = ConversationCache()
-    assert cache.known_items("r") == 0
-    cache.hashed("r", turns(2))
-    cache.hashed("r", [user("another")])
-    assert (cache.known_items("r"), cache.known_items("s")) == (len(turns(2)), 0)
-
-
 def test_no_items_are_no_conversation() -> None:
     check(ConversationCache(), [])
 
