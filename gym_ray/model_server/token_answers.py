@@ -8,8 +8,8 @@ from typing import Any
 from gym_ray.dialects import MESSAGES
 from gym_ray.dialects.conversion import messages_to_responses
 from gym_ray.errors import UnsupportedRequestError
+from gym_ray.token_id_capture.capturing.record_building import RecordError, ServedAnswer, tokens_of_fields
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
-from gym_ray.token_id_capture.record_building import RecordError, ServedAnswer, tokens_of_fields
 from gym_ray.token_id_capture.records import TOKEN_FIELDS, response_to_output_items
 from gym_ray.token_id_capture.request_items import request_items
 
@@ -102,7 +102,7 @@ def _message_of(choice: object) -> object:
 
 
 def _carries(item: object) -> bool:
-    return isinstance(item, Mapping) and any(name in item for name in TOKEN_FIELDS)
+    return isinstance(item, Mapping) and any(item.get(name) is not None for name in TOKEN_FIELDS)
 
 
 def _stripped(item: Any) -> Any:

@@ -520,6 +520,15 @@ async def test_tokens_that_an_engine_gives_unasked_are_kept_and_not_shown(
     assert (asked.stream, asked.body["top_k"]) == (False, 3)
 
 
+async def test_members_for_tokens_that_hold_none_stay_as_they_are(tmp_path: Path) -> None:
+    answer = json.loads(json_answer(CHAT, "hi").body)
+    answer["choices"][0]["message"]["prompt_token_ids"] = None
+    body = json.dumps({**answer, "prompt_token_ids": None}).encode()
+    async with served(tmp_path, plays(ScriptedAnswer([body], tokens=TOKENS))) as server:
+        response = await server.ask(CHAT)
+    assert response.content == body
+
+
 @pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES])
 async def test_tokens_in_an_answer_that_is_converted_are_kept(tmp_path: Path, dialect: str) -> None:
     async with served(tmp_path, carrying, token_dialects=(), dialects=(CHAT,)) as server:
