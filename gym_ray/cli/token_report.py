@@ -15,16 +15,16 @@ from gym_ray import exact_json
 from gym_ray.errors import CaptureError
 from gym_ray.token_id_capture.assembly import AssembledRollout, Ending, assemble
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.rollout_state import (
+from gym_ray.token_id_capture.row_json import row_as_json
+from gym_ray.token_id_capture.rows import TrainingRow
+from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_files.rollout_state import (
     ENTRIES_SUFFIX,
     INCOMPLETE_SUFFIX,
     INTENTS_SUFFIX,
     STATE_SUFFIX,
     RolloutState,
 )
-from gym_ray.token_id_capture.row_json import row_as_json
-from gym_ray.token_id_capture.rows import TrainingRow
-from gym_ray.token_id_capture.store import TokenCaptureStore
 
 __all__ = ["RolloutTokens", "print_json", "read_tokens"]
 

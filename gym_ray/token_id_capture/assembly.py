@@ -22,14 +22,18 @@ from gym_ray.token_id_capture.builder import (
     BuildOutput,
     run_builder,
 )
+from gym_ray.token_id_capture.building.projection import (
+    assert_prefix_contiguity,
+    main_chain,
+    project_main_chain_response,
+)
+from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.projection import assert_prefix_contiguity, main_chain, project_main_chain_response
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
-from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.verdict import JUDGED_BY_ROWS, attribution_metric, build_metrics, doubts_of
 
 __all__ = [

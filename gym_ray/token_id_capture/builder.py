@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gym_ray.token_id_capture.calls import Call, Gathered, gather
-from gym_ray.token_id_capture.chains import (
+from gym_ray.token_id_capture.building.calls import Call, Gathered, gather
+from gym_ray.token_id_capture.building.chains import (
     PER_REQUEST,
     PREFIX_MERGING,
     TERMINAL_BROKEN,
@@ -24,11 +24,11 @@ from gym_ray.token_id_capture.chains import (
     name_chains,
     trace_chains,
 )
-from gym_ray.token_id_capture.linking import Links, link_calls, path_of
+from gym_ray.token_id_capture.building.linking import Links, link_calls, path_of
+from gym_ray.token_id_capture.building.proving import prove_records
+from gym_ray.token_id_capture.building.retries import Retries, settle_retries
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.proving import prove_records
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.retries import Retries, settle_retries
 
 __all__ = [
     "PER_REQUEST",

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from gym_ray.errors import CaptureError
-from gym_ray.token_id_capture.call_recorder import CallRecorder, CaptureServices
-from gym_ray.token_id_capture.capture_context import CaptureContext
-from gym_ray.token_id_capture.capture_health import CaptureHealth
-from gym_ray.token_id_capture.conversation_cache import ConversationCache
+from gym_ray.token_id_capture.capturing.call_recorder import CallRecorder, CaptureServices
+from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
+from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
+from gym_ray.token_id_capture.capturing.late_marks import LateMarks
+from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
 from gym_ray.token_id_capture.exact_tokens import (
     PREFIX_NOT_SUPPLIED,
     ParentTokens,
@@ -25,10 +26,9 @@ from gym_ray.token_id_capture.exact_tokens import (
     Untrainable,
 )
 from gym_ray.token_id_capture.extras import Version
-from gym_ray.token_id_capture.late_marks import LateMarks
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.protocols import TokenSink
-from gym_ray.token_id_capture.sink_calls import BoundedCalls, SinkCalls
+from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
 
 __all__ = ["CallCapture", "TokenCapture"]
 

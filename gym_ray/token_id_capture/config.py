@@ -22,7 +22,7 @@ from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.lineage import LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, load_plug_in
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot, TokenSink, TokenSource
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.sink import (
     installed_lineage_store,
     installed_token_sink,

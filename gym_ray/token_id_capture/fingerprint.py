@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gym_ray.token_id_capture.canonical_items import canonicalize_tool_arguments, is_model_authored, item_of
-from gym_ray.token_id_capture.item_bytes import context_bytes, item_bytes, spine_bytes
+from gym_ray.token_id_capture.hashing.canonical_items import canonicalize_tool_arguments, is_model_authored, item_of
+from gym_ray.token_id_capture.hashing.item_bytes import context_bytes, item_bytes, spine_bytes
 from gym_ray.token_id_capture.request_items import RequestItems, text_turn
 
 __all__ = [

@@ -6,10 +6,10 @@ page is gathered here under its public names.
 
 from __future__ import annotations
 
-from gym_ray.token_id_capture.continuation import stamp_continuation
-from gym_ray.token_id_capture.conversation_cache import ConversationCache
-from gym_ray.token_id_capture.memory_resolver import InMemoryLineageResolver
-from gym_ray.token_id_capture.parent_links import (
+from gym_ray.token_id_capture.resolution.continuation import stamp_continuation
+from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
+from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
+from gym_ray.token_id_capture.resolution.parent_links import (
     AMBIGUOUS_REASON,
     LOOKUP_ERROR_REASON,
     NO_MATCH_REASON,
@@ -20,7 +20,7 @@ from gym_ray.token_id_capture.parent_links import (
     LineageResolution,
     LineageResolver,
 )
-from gym_ray.token_id_capture.resolvers import (
+from gym_ray.token_id_capture.resolution.resolvers import (
     CachedLineageResolver,
     FetchedEntries,
     FileLineageResolver,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_ray.token_id_capture.chains import MAIN_CHAIN, PER_REQUEST, BuildOutput, Chain, ChainLink
+from gym_ray.token_id_capture.building.chains import MAIN_CHAIN, PER_REQUEST, BuildOutput, Chain, ChainLink
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.packed import FloatArray, TokenArray, join_tokens
 

@@ -2,7 +2,7 @@
 
 A model server of this project holds a :class:`~gym_ray.token_id_capture.call_capture.TokenCapture`; code written for
 the contract, and engines that commit their own tokens, come in here. Both follow the same rules
-(:mod:`gym_ray.token_id_capture.call_recorder`).
+(:mod:`gym_ray.token_id_capture.capturing.call_recorder`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import operator
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
-from gym_ray.token_id_capture.call_recorder import CallRecorder, CaptureServices
-from gym_ray.token_id_capture.capture_context import (
+from gym_ray.token_id_capture.capturing.call_recorder import CallRecorder, CaptureServices
+from gym_ray.token_id_capture.capturing.capture_context import (
     CaptureContext,
     current_capture_context,
     reset_token_sink,
     set_token_sink,
 )
-from gym_ray.token_id_capture.capture_health import CaptureHealth, PrefixCounts
+from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth, PrefixCounts
+from gym_ray.token_id_capture.capturing.prefix_supply import prefix_problem, put_prefix
+from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
 from gym_ray.token_id_capture.fingerprint import ConversationHasher, HashedItems
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, missing_methods
-from gym_ray.token_id_capture.prefix_supply import prefix_problem, put_prefix
 from gym_ray.token_id_capture.protocols import TokenSink, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.request_items import text_input_of
-from gym_ray.token_id_capture.sink_calls import BoundedCalls
 
 __all__ = [
     "NG_CAPTURE_FIELD",

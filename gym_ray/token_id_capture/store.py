@@ -28,14 +28,6 @@ from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome, CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.rollout_state import check_store_rollout_id
-from gym_ray.token_id_capture.store_errors import (
-    DamagedRecordError,
-    RecordConflictError,
-    RefusedRecordError,
-    RolloutFrozenError,
-    RolloutRetiredError,
-)
 from gym_ray.token_id_capture.token_files.append_files import LOST_REASON, AppendFiles
 from gym_ray.token_id_capture.token_files.line_index import CONFLICT_REASON, DAMAGED_REASON, INVALID_REASON, IndexCache
 from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
@@ -55,6 +47,14 @@ from gym_ray.token_id_capture.token_files.rollout_reader import (
     has_evidence,
     read_rollout,
     read_since,
+)
+from gym_ray.token_id_capture.token_files.rollout_state import check_store_rollout_id
+from gym_ray.token_id_capture.token_files.store_errors import (
+    DamagedRecordError,
+    RecordConflictError,
+    RefusedRecordError,
+    RolloutFrozenError,
+    RolloutRetiredError,
 )
 
 __all__ = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gym_ray.token_id_capture.builder import PER_REQUEST, TERMINAL_DELIVERED, BuildOutput
+from gym_ray.token_id_capture.building.terminal import TerminalAttribution
 from gym_ray.token_id_capture.rows import NOTHING_GENERATED
-from gym_ray.token_id_capture.terminal import TerminalAttribution
 
 __all__ = [
     "JUDGED_BY_ROWS",

@@ -29,7 +29,7 @@ from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 

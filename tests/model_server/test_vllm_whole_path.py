@@ -26,7 +26,7 @@ from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.delivery import trajectories_from_source
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 

@@ -12,7 +12,7 @@ from gym_ray.testing.token_conformance import TokenConformanceError, run_token_c
 from gym_ray.token_id_capture.lineage import InMemoryLineageResolver, LineageResolution
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 PLAIN = [

@@ -23,14 +23,14 @@ from gym_ray.token_id_capture.config import (
     token_dir,
 )
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
-from gym_ray.token_id_capture.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 SINK = "gym_ray.testing.token_sinks:PlainTokenSink"
 STORE = "gym_ray.token_id_capture.store:TokenCaptureStore"
-LINEAGE = "gym_ray.token_id_capture.memory_resolver:InMemoryLineageResolver"
+LINEAGE = "gym_ray.token_id_capture.resolution.memory_resolver:InMemoryLineageResolver"
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from gym_ray.token_id_capture.assembly import Ending, assemble
 from gym_ray.token_id_capture.builder import BuildOutput, run_builder
-from gym_ray.token_id_capture.calls import packed_record
+from gym_ray.token_id_capture.building.calls import packed_record
+from gym_ray.token_id_capture.building.projection import assert_prefix_contiguity, project_main_chain_response
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.projection import assert_prefix_contiguity, project_main_chain_response
 from gym_ray.token_id_capture.records import TokenEntry, compute_digest
 from gym_ray.token_id_capture.rows import training_rows
 

@@ -22,7 +22,7 @@ from gym_ray.token_id_capture.lineage import (
 )
 from gym_ray.token_id_capture.packed import PackedEntry, digest_packed, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
-from gym_ray.token_id_capture.rollout_lineage import RolloutLineage
+from gym_ray.token_id_capture.resolution.rollout_lineage import RolloutLineage
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 ROLLOUT = "r0"

@@ -8,10 +8,10 @@ from typing import Final
 
 from gym_ray.errors import CaptureError
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, check_store_rollout_id
-from gym_ray.token_id_capture.store_errors import RefusedRecordError
 from gym_ray.token_id_capture.token_files.append_files import AppendFiles, PendingPut
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
+from gym_ray.token_id_capture.token_files.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, check_store_rollout_id
+from gym_ray.token_id_capture.token_files.store_errors import RefusedRecordError
 
 __all__ = ["PendingAppend", "PendingIntent", "PendingRecord", "tell_outcomes"]
 

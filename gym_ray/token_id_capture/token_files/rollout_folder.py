@@ -14,14 +14,14 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles
 from gym_ray.storage.posix import OWNER_ONLY, replace_file, sync_directory
 from gym_ray.token_id_capture.protocols import CaptureProblem
-from gym_ray.token_id_capture.rollout_state import (
+from gym_ray.token_id_capture.token_files.mark_lines import encode_mark, parse_marks
+from gym_ray.token_id_capture.token_files.rollout_state import (
     ENTRIES_SUFFIX,
     INCOMPLETE_SUFFIX,
     INTENTS_SUFFIX,
     STATE_SUFFIX,
     RolloutState,
 )
-from gym_ray.token_id_capture.token_files.mark_lines import encode_mark, parse_marks
 
 __all__ = ["RolloutFolder"]
 

@@ -17,7 +17,11 @@ from pathlib import Path
 from gym_ray.errors import CaptureError, RolloutIdError
 from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot
-from gym_ray.token_id_capture.rollout_state import (
+from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineIndex, ScannedEntries
+from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
+from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
+from gym_ray.token_id_capture.token_files.rollout_reader import all_problems, opened
+from gym_ray.token_id_capture.token_files.rollout_state import (
     ENTRIES_SUFFIX,
     INCOMPLETE_SUFFIX,
     INTENTS_SUFFIX,
@@ -26,11 +30,7 @@ from gym_ray.token_id_capture.rollout_state import (
     RolloutState,
     check_store_rollout_id,
 )
-from gym_ray.token_id_capture.store_errors import RolloutFrozenError, RolloutRetiredError
-from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineIndex, ScannedEntries
-from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
-from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
-from gym_ray.token_id_capture.token_files.rollout_reader import all_problems, opened
+from gym_ray.token_id_capture.token_files.store_errors import RolloutFrozenError, RolloutRetiredError
 
 __all__ = ["RolloutLifecycle"]
 

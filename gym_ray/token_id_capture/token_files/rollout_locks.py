@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import WouldWaitError
 from gym_ray.storage.posix import OWNER_ONLY
-from gym_ray.token_id_capture.rollout_state import LOCK_SUFFIX
+from gym_ray.token_id_capture.token_files.rollout_state import LOCK_SUFFIX
 
 __all__ = ["RolloutLocks"]
 

@@ -14,12 +14,17 @@ from typing import Final
 from gym_ray.storage.calls import FileCalls
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
-from gym_ray.token_id_capture.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, STATE_SUFFIX, RolloutState
 from gym_ray.token_id_capture.token_files.append_files import lost_records
 from gym_ray.token_id_capture.token_files.entry_lines import iterate_lines, parse_line
 from gym_ray.token_id_capture.token_files.line_index import LineIndex, ScannedEntries, Witness
 from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
+from gym_ray.token_id_capture.token_files.rollout_state import (
+    ENTRIES_SUFFIX,
+    INTENTS_SUFFIX,
+    STATE_SUFFIX,
+    RolloutState,
+)
 
 __all__ = ["DANGLING_REASON", "Cursor", "EntriesSince", "all_problems", "has_evidence", "read_rollout", "read_since"]
 

@@ -27,7 +27,7 @@ from gym_ray.model_server.serving import AppServer
 from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
-from gym_ray.token_id_capture.resolvers import FileLineageResolver
+from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 

@@ -10,8 +10,8 @@ import pytest
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 from gym_ray.token_id_capture.protocols import CaptureProblem
-from gym_ray.token_id_capture.rollout_state import INTENTS_SUFFIX, STATE_SUFFIX, RolloutState
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
+from gym_ray.token_id_capture.token_files.rollout_state import INTENTS_SUFFIX, STATE_SUFFIX, RolloutState
 
 INTENTS = "r0.tokens.intents"
 

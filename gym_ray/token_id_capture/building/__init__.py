@@ -1,0 +1,1 @@
+"""From proved records to chains: links, retries, ends, and the response that a chain projects to."""

@@ -1,0 +1,93 @@
+"""The parent's exact tokens, put into a request and proved by what came back (B94, B95, W35).
+
+Asking is intent, the prompt that the engine says it consumed is proof. What was asked for and is not proved makes the
+call fail or its rollout incomplete, as its context says; it never passes for a continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final
+
+from gym_ray.errors import CaptureError
+from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
+from gym_ray.token_id_capture.exact_tokens import PREFIX_NOT_SUPPLIED
+from gym_ray.token_id_capture.packed import pack_token_ids, starts_with
+
+__all__ = [
+    "PREFIX_NOT_APPLIED",
+    "PREFIX_REMOVED",
+    "PREFIX_UNPROVEN",
+    "REQUIRED_PREFIX_FIELD",
+    "RequiredPrefixError",
+    "prefix_problem",
+    "put_prefix",
+]
+
+REQUIRED_PREFIX_FIELD: Final = "required_prefix_token_ids"
+PREFIX_REMOVED: Final = "prefix_removed"
+PREFIX_UNPROVEN: Final = "prefix_unproven"
+PREFIX_NOT_APPLIED: Final = "prefix_not_applied"
+
+
+class RequiredPrefixError(CaptureError, RuntimeError):
+    """An engine did not prove that it continued the parent's tokens.
+
+    Args:
+        reason: ``prefix_removed``, ``prefix_unproven``, ``prefix_not_applied`` or ``prefix_not_supplied``.
+        detail: What was found.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+    @classmethod
+    def unproven(cls, detail: str) -> RequiredPrefixError:
+        """Return the error of an engine that said itself, or whose prompt showed, that it did not."""
+        return cls(PREFIX_NOT_SUPPLIED, detail)
+
+
+def put_prefix(context: CaptureContext, body: MutableMapping[str, Any]) -> bool:
+    """Put the proven parent's tokens into a request, and return whether there were any (B94)."""
+    parent = context.parent
+    if parent is None:
+        return False
+    body[REQUIRED_PREFIX_FIELD] = parent.token_ids.tolist()
+    context.prefix_requested = True
+    return True
+
+
+def prefix_problem(
+    context: CaptureContext, body: Mapping[str, Any], response: Mapping[str, Any]
+) -> RequiredPrefixError | None:
+    """Return why an answer does not prove the prefix that its request asked for, None if it does (B95)."""
+    parent = context.parent
+    required = body.get(REQUIRED_PREFIX_FIELD)
+    if parent is None or required is None:
+        return RequiredPrefixError(PREFIX_REMOVED, f"{REQUIRED_PREFIX_FIELD} did not stay in the request")
+    prompt = _prompt_ids(response)
+    if prompt is None:
+        return RequiredPrefixError(PREFIX_UNPROVEN, "the answer has no list of prompt token ids")
+    try:
+        packed = pack_token_ids(prompt)
+    except ValueError as error:
+        return RequiredPrefixError(PREFIX_UNPROVEN, f"prompt token ids: {error}")
+    wanted = parent.token_ids
+    if starts_with(packed, wanted):
+        return None
+    detail = f"the engine's prompt of {packed.size} tokens does not begin with the {wanted.size} that went in"
+    return RequiredPrefixError(PREFIX_NOT_APPLIED, detail)
+
+
+def _prompt_ids(response: Mapping[str, Any]) -> list[int] | None:
+    """Return the prompt ids of the first choice's message, else the answer's own."""
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, Mapping) else None
+    in_message = message.get("prompt_token_ids") if isinstance(message, Mapping) else None
+    found = response.get("prompt_token_ids") if in_message is None else in_message
+    return found if isinstance(found, list) else None

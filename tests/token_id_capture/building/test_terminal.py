@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+from gym_ray.testing.token_rollouts import TokenRollout
+from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
+
+
+def answer(*texts: str, **members: Any) -> dict[str, Any]:
+    return {"output": [{"type": "message", "role": "assistant", "content": text} for text in texts], **members}
+
+
+def rollout() -> TokenRollout:
+    told = TokenRollout()
+    told.call("c1", [1], [2], response_id="resp_1")
+    told.call("c2", [3], [4], "c1", response_id="resp_2")
+    return told
+
+
+def test_a_missing_explicit_call_leaves_the_decision_to_the_others() -> None:
+    found = resolve_terminal(rollout().packed(), answer("said by c2"), "unknown")
+    reason = "explicit_terminal_not_captured,response_has_no_id"
+    assert found == TerminalAttribution("c2", "content_output", reason)
+
+
+def test_a_missing_declared_response_stops_everything_else() -> None:
+    found = resolve_terminal(rollout().packed(), answer("said by c2"), "unknown", declared_response_id="resp_9")
+    assert found == (None, "", "explicit_terminal_not_captured,declared_terminal_not_captured")
+
+
+def test_copies_of_one_record_are_one_call() -> None:
+    entries = rollout().packed()
+    assert resolve_terminal([*entries, *entries], {"id": "resp_2"}).model_call_id == "c2"
+
+
+def test_calls_of_one_token_sequence_are_interchangeable_and_the_smallest_id_stands_for_them() -> None:
+    told = rollout()
+    told.call("c2b", [3], [4], "c1", response_id="resp_2")
+    for digests in (True, False):
+        if not digests:
+            for record in told.records.values():
+                record["digest"] = None
+        assert resolve_terminal(told.packed(), {"id": "resp_2"}).model_call_id == "c2"
+    told.call("c2c", [3], [5], "c1", response_id="resp_2")
+    assert resolve_terminal(told.packed(), {"id": "resp_2"}).reason == "response_id_ambiguous,response_has_no_output"
+
+
+def test_deltas_of_different_parents_are_different_sequences() -> None:
+    told = rollout()
+    told.call("d1", [7], [2], response_id="resp_x")
+    told.call("d2", [3], [4], "d1", response_id="resp_2")
+    for record in told.records.values():
+        record["digest"] = None
+    assert resolve_terminal(told.packed(), {"id": "resp_2"}).model_call_id is None
+
+
+def test_a_response_that_is_nothing_names_nothing() -> None:
+    for response in (None, "text", 5, [answer("said by c2")]):
+        assert resolve_terminal(rollout().packed(), response) == (None, "", "no_response_object")
+    for output in (None, [], "text", [1, None]):
+        found = resolve_terminal(rollout().packed(), {"id": 7, "output": output})
+        assert found == (None, "", "response_has_no_id,response_has_no_output")
+
+
+def test_records_that_cannot_be_put_into_words_match_nothing() -> None:
+    told = rollout()
+    told.records["c1"]["output_items"] = [{"role": "assistant", "content": 5}]
+    entries = told.entries()
+    entries.append(entries[1].model_copy(update={"model_call_id": "bad", "prompt_token_ids": [-1]}))
+    assert resolve_terminal(entries, answer("said by c2")).model_call_id == "c2"
+
+
+def test_witnesses_that_disagree_leave_no_end() -> None:
+    found = resolve_terminal(rollout().packed(), answer("said by c1", id="resp_2"), declared_response_id="resp_2")
+    assert found.model_call_id is None
+    assert found.reason == "witness_disagreement[declared=c2;response_id=c2;content_output=c1]"
