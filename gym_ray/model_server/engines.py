@@ -12,7 +12,7 @@ from gym_ray.model_server.bridged import BridgeOptions
 from gym_ray.model_server.engine import Engine
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
 from gym_ray.model_server.upstream import UpstreamEngine, UpstreamLimits
-from gym_ray.model_server.vllm import TokenBehaviour, VllmBehaviour, VllmEngine
+from gym_ray.model_server.vllm.engine import TokenBehaviour, VllmBehaviour, VllmEngine
 from gym_ray.settings import (
     AnthropicModelOptions,
     CompactingVllmModelOptions,

@@ -14,7 +14,7 @@ from gym_ray.dialects import CHAT
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.engines import build_engine
 from gym_ray.model_server.serving import AppServer
-from gym_ray.model_server.vllm import VllmEngine
+from gym_ray.model_server.vllm.engine import VllmEngine
 from gym_ray.settings import ServerSettings, VllmModelOptions
 from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest
 from gym_ray.testing.script import ScriptedAnswer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.model_server.vllm_client_view import ClientView
+from gym_ray.model_server.vllm.client_view import ClientView
 
 RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
 

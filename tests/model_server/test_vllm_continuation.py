@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.model_server.vllm_continuation import (
+from gym_ray.model_server.vllm.continuation import (
     Glue,
     continued,
     last_turn,

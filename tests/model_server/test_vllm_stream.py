@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import EngineError
-from gym_ray.model_server.vllm_client_view import ClientView
-from gym_ray.model_server.vllm_stream import ClientStream, EventBytes
+from gym_ray.model_server.vllm.client_view import ClientView
+from gym_ray.model_server.vllm.stream import ClientStream, EventBytes
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 

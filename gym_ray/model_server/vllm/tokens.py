@@ -23,9 +23,9 @@ from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 from gym_ray.model_server.heavy_bodies import HeavyBody
 from gym_ray.model_server.upstream import UpstreamEngine
-from gym_ray.model_server.vllm_client_view import ClientView
-from gym_ray.model_server.vllm_stream import ClientStream
-from gym_ray.model_server.vllm_token_in import Continuation, Generated, TokenIn
+from gym_ray.model_server.vllm.client_view import ClientView
+from gym_ray.model_server.vllm.stream import ClientStream
+from gym_ray.model_server.vllm.token_in import Continuation, Generated, TokenIn
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
 from gym_ray.token_id_capture.adapters.vllm import Asked, tokens_of_chat_answer, tokens_of_generate_answer
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream

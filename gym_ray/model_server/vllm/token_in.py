@@ -17,7 +17,7 @@ from gym_ray import exact_json
 from gym_ray.errors import EngineError, UnsupportedRequestError
 from gym_ray.model_server.aside import aside
 from gym_ray.model_server.upstream import UpstreamEngine
-from gym_ray.model_server.vllm_continuation import (
+from gym_ray.model_server.vllm.continuation import (
     Glue,
     continued,
     last_turn,

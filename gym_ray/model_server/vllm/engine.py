@@ -17,7 +17,7 @@ from gym_ray.model_call_capture.verdict import CONTEXT_LENGTH_EXCEEDED
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.local_answers import empty_answer
 from gym_ray.model_server.upstream import UpstreamEngine
-from gym_ray.model_server.vllm_tokens import TokenBehaviour, VllmTokenCalls
+from gym_ray.model_server.vllm.tokens import TokenBehaviour, VllmTokenCalls
 from gym_ray.token_id_capture.exact_tokens import ENGINE_REPORTS_NO_TOKENS, Untrainable
 
 __all__ = ["TokenBehaviour", "VllmBehaviour", "VllmEngine"]

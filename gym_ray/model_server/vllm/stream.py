@@ -13,7 +13,7 @@ from typing import Any, Final
 from gym_ray import exact_json
 from gym_ray.dialects.sse import BOM, blank_lines, cut_events, parse_payload
 from gym_ray.errors import EngineError
-from gym_ray.model_server.vllm_client_view import ClientView
+from gym_ray.model_server.vllm.client_view import ClientView
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 
 __all__ = ["ClientStream", "EventBytes"]
