@@ -48,7 +48,8 @@ class ResponsesAPIAgentConfig(FrozenModel):
 
     Attributes:
         name: Its name in the run's settings.
-        token_id_capture: Its model calls are for training, where the run has that switched on (A28).
+        token_id_capture: Its model calls are for training, where the run has that switched on (A28). The run's settings
+            of this agent may say so as well, and then it need not be repeated here.
     """
 
     name: Name
@@ -133,7 +134,7 @@ class SimpleResponsesAPIAgent(ABC):
 
     def _urls(self, rollout_id: str | None = None) -> AgentUrls:
         servers = self.server_client.servers
-        token_capture = servers.token_capture and (servers.token_capture_of_all or self.config.token_id_capture)
+        token_capture = servers.trains(self.config.name, self.config.token_id_capture)
         correlate = servers.observability_enabled or token_capture
         return AgentUrls(correlate, token_capture, servers.models(rollout_id))
 

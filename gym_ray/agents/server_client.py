@@ -52,12 +52,14 @@ class RunServers:
         observability_enabled: Evaluation capture is on.
         token_capture: Training capture is on for agents that ask for it.
         token_capture_of_all: Training capture is on for every agent.
+        trained: Agents for which the run's settings ask for it (B129).
     """
 
     urls: Mapping[ServerType, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     observability_enabled: bool = False
     token_capture: bool = False
     token_capture_of_all: bool = False
+    trained: frozenset[str] = frozenset()
 
     @classmethod
     def from_config(cls, config: object) -> RunServers:
@@ -79,7 +81,9 @@ class RunServers:
         tokens = config.get("token_id_capture")
         tokens = tokens if isinstance(tokens, Mapping) else {}
         enabled = _flag(tokens, "enabled")
-        return cls(found, _flag(config, "observability_enabled"), enabled, enabled and _flag(tokens, "all_agents"))
+        trained = frozenset(str(name) for name, server in config.items() if enabled and _asks_for_tokens(server))
+        of_all = enabled and _flag(tokens, "all_agents")
+        return cls(found, _flag(config, "observability_enabled"), enabled, of_all, trained)
 
     @classmethod
     def from_head(cls, url: str, timeout_s: float = 10.0) -> RunServers:
@@ -94,7 +98,7 @@ class RunServers:
                 document = client.get(f"{root}/servers").raise_for_status().json()
                 config = client.get(f"{root}/global_config_dict_yaml").raise_for_status().json()
             directory = ServerDirectory.from_json(document["servers"])
-            agents = settings_from_yaml(config, root).servers_of(_AGENTS)
+            settings = settings_from_yaml(config, root)
             flag = _flag(document["capture"], "observability_enabled")
         except httpx.ConnectError as error:
             raise RunNotFoundError(f"no servers at {root}: {error}; start them with `gym-ray env start`") from error
@@ -105,11 +109,22 @@ class RunServers:
             _RESOURCES: {name: tuple(item.url for item in replicas) for name, replicas in directory.resources.items()},
             _AGENTS: {
                 name: (server.options.base_url,)
-                for name, server in agents.items()
+                for name, server in settings.servers_of(_AGENTS).items()
                 if isinstance(server.options, HttpAgentOptions)
             },
         }
-        return cls(urls, flag)
+        block = settings.token_id_capture
+        trained = frozenset(name for name in settings.servers if settings.trains(name))
+        return cls(urls, flag, block.enabled, block.enabled and block.all_agents, trained)
+
+    def trains(self, agent_name: str, asks: bool) -> bool:
+        """Return whether an agent's model calls are for training (A28, B129).
+
+        Args:
+            agent_name: Its name in the run's settings.
+            asks: Whether its own settings ask for it; those of the run may ask as well.
+        """
+        return self.token_capture and (self.token_capture_of_all or asks or agent_name in self.trained)
 
     def type_of(self, name: str) -> ServerType:
         """Return what kind of server has this name.
@@ -245,6 +260,13 @@ def _url_in(implementations: object) -> str | None:
     if options.get("base_url"):
         return str(options["base_url"])
     return f"http://{options.get('host') or '127.0.0.1'}:{options['port']}" if options.get("port") else None
+
+
+def _asks_for_tokens(server: object) -> bool:
+    """Whether an entry of a global config is an agent that takes part in training capture (B129)."""
+    agents = server.get(_AGENTS) if isinstance(server, Mapping) else None
+    options = agents.values() if isinstance(agents, Mapping) else ()
+    return any(isinstance(option, Mapping) and option.get("token_id_capture") is True for option in options)
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:

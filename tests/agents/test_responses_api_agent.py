@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,17 @@ from gym_ray.agents import (
     SimpleResponsesAPIAgent,
 )
 from gym_ray.agents.callable_loading import load_callable
+from gym_ray.cli.head import build_head_app
 from gym_ray.correlation import current_rollout_id
 from gym_ray.environments import build_environment_app
 from gym_ray.environments.mcqa import McqaEnvironment
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_server.serving import AppServer
+from gym_ray.server_directory import Endpoint, ServerDirectory
 from gym_ray.settings import HttpAgentOptions, RunSettings, ServerSettings
 from gym_ray.testing.captured_model import CapturedModel, captured_model
 from gym_ray.testing.fake_engine import FakeEngine
+from gym_ray.testing.serving import served
 
 TOKEN = "run-token-123456789"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -289,3 +292,36 @@ def test_training_capture_puts_its_segment_into_urls() -> None:
     assert agent.base_url_for_run("http://h:1/", ROW) == "http://h:1/ng-rollout/3-1-a2/training-token-capture"
     with pytest.raises(KeyError):
         agent.resolve_model_base_url("absent")
+
+
+@pytest.mark.parametrize(
+    ("block", "flag", "own", "trained"),
+    [
+        ({"enabled": True}, True, False, True),
+        ({"enabled": True}, False, True, True),
+        ({"enabled": True}, False, False, False),
+        ({"enabled": True, "all_agents": True}, False, False, True),
+        ({"enabled": False, "all_agents": True}, True, True, False),
+    ],
+    ids=["the run's settings ask", "the agent asks", "nobody asks", "all take part", "switched off"],
+)
+def test_an_agent_learns_from_the_head_whether_its_calls_are_for_training(
+    block: dict[str, Any], flag: bool, own: bool, trained: bool
+) -> None:
+    options = HttpAgentOptions(base_url="http://h:7000", token_id_capture=flag)
+    mine = ServerSettings("mine", "responses_api_agents", "http_agent", options)
+    settings = RunSettings(servers={"mine": mine}, token_id_capture={**block, "dir": "/tokens"})
+    config = {
+        "token_id_capture": block,
+        "mine": {"responses_api_agents": {"http_agent": {"base_url": "http://h:7000", "token_id_capture": flag}}},
+    }
+    directory = ServerDirectory({"m": [Endpoint("a", "http://h:1")]}, {})
+    with served(build_head_app(settings.to_yaml(redact=True), directory, {"observability_enabled": False})) as url:
+        of_head = RunServers.from_head(url)
+    for servers in (of_head, replace(RunServers.from_config(config), urls=of_head.urls)):
+        agent = Agent(ResponsesAPIAgentConfig(name="mine", token_id_capture=own), ServerClient(servers))
+        path = "/ng-rollout/3-1-a2/training-token-capture/v1/responses" if trained else "/v1/responses"
+        assert agent.url_path_for_run("/v1/responses", ROW) == path
+        assert agent.base_url_for_run("http://h:1", ROW).endswith("/training-token-capture") is trained
+        segment = "/training-token-capture" if trained else ""
+        assert agent.resolve_model_base_url("m", "0-0") == f"http://h:1/ng-rollout/0-0{segment}/v1"
