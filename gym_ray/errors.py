@@ -10,6 +10,13 @@
     │   ├── StorageExistsError   exclusive create met an existing name                        (FileExistsError)
     │   └── StorageMissingError  a name that should exist does not                            (FileNotFoundError)
     ├── CaptureError             evidence could not be kept or read
+    │   ├── RolloutFrozenError   the rollout takes no new calls                               (RuntimeError)
+    │   ├── RolloutRetiredError  the rollout's records were handed over and removed           (RuntimeError)
+    │   ├── RecordConflictError  a call has another record already                            (ValueError)
+    │   ├── RefusedRecordError   a record that could not be read back was not stored          (ValueError)
+    │   ├── DamagedRecordError   a stored line is no record of its rollout                    (ValueError)
+    │   ├── StaleCursorError     the records that a cursor points into were replaced or cut
+    │   └── RequiredPrefixError  an engine did not prove that it continued its parent's tokens  (RuntimeError)
     ├── EngineError              the engine behind a model server; carries status and body
     │   ├── EngineUnavailableError   no connection, or the engine is not ready
     │   ├── EngineConnectionError    the connection broke in the middle of an answer
@@ -96,6 +103,46 @@ class StorageMissingError(StorageError, FileNotFoundError):
 
 class CaptureError(GymRayError):
     """Evidence could not be kept or read; the message names the file and, where there is one, the line."""
+
+
+class RolloutFrozenError(CaptureError, RuntimeError):
+    """The rollout has been frozen and takes no new calls (B64, B66)."""
+
+
+class RolloutRetiredError(CaptureError, RuntimeError):
+    """The rollout's records were handed over and removed (B64-B67)."""
+
+
+class RecordConflictError(CaptureError, ValueError):
+    """A call id was used again for another record (B64)."""
+
+
+class RefusedRecordError(CaptureError, ValueError):
+    """A record was not stored, because no reader could read it back (W21, B8); the message names what is wrong."""
+
+
+class DamagedRecordError(CaptureError, ValueError):
+    """A stored line is no record of its rollout; the message names the file and the place in it (B73)."""
+
+
+class StaleCursorError(CaptureError):
+    """The records that a cursor points into were replaced or cut; the reader starts again from the first (B50)."""
+
+
+class RequiredPrefixError(CaptureError, RuntimeError):
+    """An engine did not prove that it continued the parent's tokens (B95, W35).
+
+    Args:
+        reason: ``prefix_removed``, ``prefix_unproven`` or ``prefix_not_applied``.
+        detail: What was found.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
 
 
 class EngineError(GymRayError):

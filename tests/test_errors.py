@@ -17,6 +17,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "InvalidRequestError": (({"type": "missing", "loc": ("body", "input"), "msg": "Field required"},),),
     "AgentError": ("agent_run_error", "broke", 500, "text"),
     "AgentTimeoutError": ("late",),
+    "RequiredPrefixError": ("prefix_unproven", "the answer has no list of prompt token ids"),
     "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
 
@@ -41,6 +42,24 @@ def test_every_error_survives_pickling_with_all_it_carries(cls: type[errors.GymR
 def test_the_tree_in_the_docstring_names_every_class() -> None:
     missing = [cls.__name__ for cls in classes() if cls.__name__ not in (errors.__doc__ or "")]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind"),
+    [
+        (errors.RolloutFrozenError, RuntimeError),
+        (errors.RolloutRetiredError, RuntimeError),
+        (errors.RequiredPrefixError, RuntimeError),
+        (errors.RecordConflictError, ValueError),
+        (errors.RefusedRecordError, ValueError),
+        (errors.DamagedRecordError, ValueError),
+    ],
+)
+def test_refusals_of_token_capture_are_also_of_a_builtin_kind(
+    cls: type[errors.CaptureError], kind: type[Exception]
+) -> None:
+    assert issubclass(cls, errors.CaptureError)
+    assert issubclass(cls, kind)
 
 
 def test_settings_error_is_one_line_with_file_key_problem_and_remedy() -> None:

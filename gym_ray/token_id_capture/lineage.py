@@ -24,7 +24,6 @@ from gym_ray.token_id_capture.resolution.resolvers import (
     CachedLineageResolver,
     FetchedEntries,
     FileLineageResolver,
-    StaleCursorError,
 )
 
 __all__ = [
@@ -42,6 +41,5 @@ __all__ = [
     "LineageMatch",
     "LineageResolution",
     "LineageResolver",
-    "StaleCursorError",
     "stamp_continuation",
 ]

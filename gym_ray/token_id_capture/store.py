@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import (
+    CaptureError,
+    DamagedRecordError,
+    RecordConflictError,
+)
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.local_calls import file_calls_for
@@ -49,13 +53,6 @@ from gym_ray.token_id_capture.token_files.rollout_reader import (
     read_since,
 )
 from gym_ray.token_id_capture.token_files.rollout_state import check_store_rollout_id
-from gym_ray.token_id_capture.token_files.store_errors import (
-    DamagedRecordError,
-    RecordConflictError,
-    RefusedRecordError,
-    RolloutFrozenError,
-    RolloutRetiredError,
-)
 
 __all__ = [
     "CONFLICT_REASON",
@@ -65,12 +62,7 @@ __all__ = [
     "LOST_REASON",
     "MARKED_REASON",
     "Cursor",
-    "DamagedRecordError",
     "EntriesSince",
-    "RecordConflictError",
-    "RefusedRecordError",
-    "RolloutFrozenError",
-    "RolloutRetiredError",
     "TokenCaptureStore",
 ]
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from gym_ray.errors import CaptureError, RolloutIdError
+from gym_ray.errors import (
+    CaptureError,
+    DamagedRecordError,
+    RecordConflictError,
+    RefusedRecordError,
+    RolloutFrozenError,
+    RolloutIdError,
+    RolloutRetiredError,
+)
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls
 from gym_ray.testing.token_source import call_entry
@@ -23,11 +31,6 @@ from gym_ray.token_id_capture.store import (
     DANGLING_REASON,
     INVALID_REASON,
     MARKED_REASON,
-    DamagedRecordError,
-    RecordConflictError,
-    RefusedRecordError,
-    RolloutFrozenError,
-    RolloutRetiredError,
     TokenCaptureStore,
 )
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.errors import RecordConflictError, RolloutFrozenError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import RecordConflictError, RolloutFrozenError, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 
 def entry(call_id: str, **members: object) -> TokenEntry:
@@ -144,8 +145,9 @@ async def test_blocking_work_stays_off_the_loops_own_threads(store: TokenCapture
 
 WRITER = """
 import asyncio, sys
+from gym_ray.errors import RecordConflictError
 from gym_ray.testing.token_source import call_entry
-from gym_ray.token_id_capture.store import RecordConflictError, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 async def main():
     store, name = TokenCaptureStore(sys.argv[1]), sys.argv[2]

@@ -11,18 +11,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gym_ray.errors import CaptureError
-from gym_ray.storage.calls import FileCalls
-from gym_ray.testing.token_store_model import ModelRefusal, TokenStoreModel
-from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
-from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import (
+from gym_ray.errors import (
+    CaptureError,
     DamagedRecordError,
     RecordConflictError,
     RolloutFrozenError,
     RolloutRetiredError,
-    TokenCaptureStore,
 )
+from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.token_store_model import ModelRefusal, TokenStoreModel
+from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
+from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 KINDS: dict[type[CaptureError], str] = {

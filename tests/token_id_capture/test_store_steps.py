@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import CaptureError, RolloutRetiredError
 from gym_ray.testing.storage_faults import ForgetfulCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import MARKED_REASON, RolloutRetiredError, TokenCaptureStore
+from gym_ray.token_id_capture.store import MARKED_REASON, TokenCaptureStore
 
 
 def entry(call_id: str) -> TokenEntry:

@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 
 from gym_ray.correlation import derive_rollout_id
+from gym_ray.errors import DamagedRecordError, RecordConflictError, RolloutFrozenError, RolloutRetiredError
 from gym_ray.testing.token_store_model import ModelRefusal, TokenStoreModel
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import (
-    DamagedRecordError,
-    RecordConflictError,
-    RolloutFrozenError,
-    RolloutRetiredError,
-    TokenCaptureStore,
-)
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 ROLLOUT = "r0"
 RAISED = {

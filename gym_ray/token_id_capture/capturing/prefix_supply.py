@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import RequiredPrefixError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
-from gym_ray.token_id_capture.exact_tokens import PREFIX_NOT_SUPPLIED
 from gym_ray.token_id_capture.packed import pack_token_ids, starts_with
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "PREFIX_REMOVED",
     "PREFIX_UNPROVEN",
     "REQUIRED_PREFIX_FIELD",
-    "RequiredPrefixError",
     "prefix_problem",
     "put_prefix",
 ]
@@ -28,27 +26,6 @@ REQUIRED_PREFIX_FIELD: Final = "required_prefix_token_ids"
 PREFIX_REMOVED: Final = "prefix_removed"
 PREFIX_UNPROVEN: Final = "prefix_unproven"
 PREFIX_NOT_APPLIED: Final = "prefix_not_applied"
-
-
-class RequiredPrefixError(CaptureError, RuntimeError):
-    """An engine did not prove that it continued the parent's tokens.
-
-    Args:
-        reason: ``prefix_removed``, ``prefix_unproven``, ``prefix_not_applied`` or ``prefix_not_supplied``.
-        detail: What was found.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}"
-
-    @classmethod
-    def unproven(cls, detail: str) -> RequiredPrefixError:
-        """Return the error of an engine that said itself, or whose prompt showed, that it did not."""
-        return cls(PREFIX_NOT_SUPPLIED, detail)
 
 
 def put_prefix(context: CaptureContext, body: MutableMapping[str, Any]) -> bool:

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gym_ray.errors import RolloutIdError
+from gym_ray.errors import RolloutIdError, RolloutRetiredError
 from gym_ray.token_id_capture.protocols import CallOutcome
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.token_files.store_errors import RolloutRetiredError
 
 __all__ = ["BoundedCalls", "SinkCalls"]
 

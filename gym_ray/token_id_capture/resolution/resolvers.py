@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gym_ray.errors import StaleCursorError
 from gym_ray.token_id_capture.fingerprint import HashedItems
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
@@ -23,14 +24,10 @@ from gym_ray.token_id_capture.resolution.parent_links import NO_MATCH_REASON, SE
 from gym_ray.token_id_capture.resolution.rollout_lineage import RolloutLineage
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
-__all__ = ["CachedLineageResolver", "FetchedEntries", "FileLineageResolver", "StaleCursorError"]
+__all__ = ["CachedLineageResolver", "FetchedEntries", "FileLineageResolver"]
 
 _MAX_ROLLOUTS: Final = 65_536
 _THREADS: Final = 4
-
-
-class StaleCursorError(Exception):
-    """The records that a cursor points into were replaced or cut; raised by a backend, read from the start then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from gym_ray.errors import RecordConflictError, RolloutFrozenError, RolloutRetiredError
 from gym_ray.storage.line_files import LineFiles, StagedAppend
 from gym_ray.storage.posix import sync_directory
 from gym_ray.token_id_capture.protocols import CaptureProblem
@@ -21,11 +22,6 @@ from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineInde
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
 from gym_ray.token_id_capture.token_files.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, RolloutState
-from gym_ray.token_id_capture.token_files.store_errors import (
-    RecordConflictError,
-    RolloutFrozenError,
-    RolloutRetiredError,
-)
 
 __all__ = ["LOST_REASON", "AppendFiles", "PendingPut", "lost_records"]
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import CaptureError, RefusedRecordError
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.token_files.append_files import AppendFiles, PendingPut
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 from gym_ray.token_id_capture.token_files.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, check_store_rollout_id
-from gym_ray.token_id_capture.token_files.store_errors import RefusedRecordError
 
 __all__ = ["PendingAppend", "PendingIntent", "PendingRecord", "tell_outcomes"]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gym_ray.errors import CaptureError, RolloutIdError
+from gym_ray.errors import CaptureError, RolloutFrozenError, RolloutIdError, RolloutRetiredError
 from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot
 from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineIndex, ScannedEntries
@@ -30,7 +30,6 @@ from gym_ray.token_id_capture.token_files.rollout_state import (
     RolloutState,
     check_store_rollout_id,
 )
-from gym_ray.token_id_capture.token_files.store_errors import RolloutFrozenError, RolloutRetiredError
 
 __all__ = ["RolloutLifecycle"]
 

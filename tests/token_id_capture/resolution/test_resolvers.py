@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gym_ray.errors import StaleCursorError
 from gym_ray.testing.scripted_calls import ScriptedConversation, assistant, scripted_call, user
 from gym_ray.token_id_capture.lineage import (
     CachedLineageResolver,
@@ -23,7 +24,6 @@ from gym_ray.token_id_capture.lineage import (
     FileLineageResolver,
     LineageResolution,
     LineageResolver,
-    StaleCursorError,
 )
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry

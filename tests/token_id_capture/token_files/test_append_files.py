@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import CaptureError, RolloutFrozenError, RolloutRetiredError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import LOST_REASON, RolloutFrozenError, RolloutRetiredError, TokenCaptureStore
+from gym_ray.token_id_capture.store import LOST_REASON, TokenCaptureStore
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 RECORDS, STATE, INTENTS = "r0.tokens.jsonl", "r0.tokens.state.json", "r0.tokens.intents"
