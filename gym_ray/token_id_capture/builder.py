@@ -79,13 +79,14 @@ def _prefix_merging(entries: Sequence[TokenEntry | PackedEntry], terminal_call_i
         empty_generation_calls=[call_id for call_id, call in found.calls.items() if call.proved and not call.generated],
         parent_link_failures=dict(Counter(code for code, _ in [*failures, *links.notes])),
         unresolved_parent_calls=list(doubts),
-        unresolved_retries=retries.unresolved,
+        unresolved_retries=[] if terminal_path else retries.undecided,
         chains=len(chains),
     )
     if terminal_call_id is not None:
         notes.terminal_chain = _terminal_chain(terminal, delivered)
     _count(notes, links, retries, main)
-    return BuildOutput(chains, [call.call_id for call in retries.quarantined], notes, doubts)
+    left_aside = [call.call_id for call in retries.quarantined]
+    return BuildOutput(chains, left_aside, notes, doubts, frozenset(retries.undecided))
 
 
 def _per_request(entries: Sequence[TokenEntry | PackedEntry], terminal_call_id: str | None) -> BuildOutput:

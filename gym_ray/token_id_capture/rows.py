@@ -138,11 +138,10 @@ def training_rows(
     given = tuple(reasons)
     first_row: dict[str, str] = {}
     learned: set[str] = set()
-    retries = frozenset(out.notes.unresolved_retries)
     rows = []
     for chain in chains:
         chain.validate()
-        own = _own_reasons(chain, out, retries)
+        own = _own_reasons(chain, out)
         masked = mask_sample or bool(own)
         without_loss = learned if shared_prefix_loss == "first" else frozenset[str]()
         rows.append(_row(rollout_id, chain, first_row, without_loss, (masked, tuple(dict.fromkeys(given + own)))))
@@ -178,9 +177,9 @@ def _row(
     )
 
 
-def _own_reasons(chain: Chain, out: BuildOutput, retries: frozenset[str]) -> tuple[str, ...]:
+def _own_reasons(chain: Chain, out: BuildOutput) -> tuple[str, ...]:
     reasons = [out.doubts[link.model_call_id] for link in chain.links if link.model_call_id in out.doubts]
-    if any(link.model_call_id in retries for link in chain.links):
+    if any(link.model_call_id in out.undecided for link in chain.links):
         reasons.append(UNRESOLVED_RETRY)
     if not chain.generated:
         reasons.append(NOTHING_GENERATED)

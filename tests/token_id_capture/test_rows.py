@@ -11,8 +11,8 @@ from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.rows import RowWeightSpan, TokenSpan, TrainingRow, training_rows
 
 
-def rows(rollout: TokenRollout, **options: Any) -> list[TrainingRow]:
-    return training_rows("r0", run_builder(rollout.packed()), **options)
+def rows(rollout: TokenRollout, *, end: str | None = None, **options: Any) -> list[TrainingRow]:
+    return training_rows("r0", run_builder(rollout.packed(), terminal_call_id=end), **options)
 
 
 def forked() -> TokenRollout:
@@ -77,6 +77,23 @@ def test_a_masked_row_takes_no_loss_from_the_rows_behind_it() -> None:
     assert (main.mask_sample, main.reasons) == (True, ("unresolved_retry",))
     assert (branch.mask_sample, branch.shared_with) == (False, "main")
     assert learned(branch) == [10, 11, 15, 16]
+
+
+def test_a_known_end_says_nothing_about_retries_that_do_not_lead_to_it() -> None:
+    rollout = TokenRollout()
+    rollout.call("c1", [1, 2, 3], [10])
+    rollout.call("agent", [500], [501])
+    rollout.call("again", [502], [503], "agent")
+    rollout.call("again-too", [502], [504], "agent")  # nobody knows which of the two the sub-agent used
+    rollout.call("equal", [502, 600], [601], "agent")
+    rollout.call("equal-too", [502, 600], [601], "agent")  # whichever it used, these are its tokens
+    rollout.call("c2", [4], [11], "c1")
+    found = {row.spans[-1].model_call_id: row for row in rows(rollout, end="c2", branches=True)}
+    assert {call_id: row.reasons for call_id, row in found.items()} == {
+        "c2": (),
+        "again": ("unresolved_retry",),
+        "equal": (),
+    }
 
 
 def test_each_row_shares_with_the_first_that_holds_its_deepest_common_call() -> None:

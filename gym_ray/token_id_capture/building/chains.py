@@ -166,7 +166,7 @@ class BuildNotes:
         generated_tokens_captured: Generated tokens of all calls that could be used.
         generated_tokens_delivered: Those of the main chain.
         delivered_fraction: Delivered of captured, four decimals; 0.0 if nothing was captured.
-        unresolved_retries: Calls made again of which nothing tells which one counts.
+        unresolved_retries: Calls made again of which nothing tells which one counts; none where an end is known (B106).
         terminal_call_id: The call that was named as the end.
         terminal_chain: Empty if none was named, else ``delivered``, ``broken`` or ``not_captured``.
         empty_generation_calls: Calls that generated nothing, in input order.
@@ -197,12 +197,15 @@ class BuildOutput:
         quarantined: Call ids left aside because another call with the same prompt counts.
         notes: What became of the records.
         doubts: Call id to code, for each of ``notes.unresolved_parent_calls``.
+        undecided: Calls made again of which nothing tells which one counts, also where the end of the rollout is known:
+            it says nothing about calls that do not lead to it.
     """
 
     chains: list[Chain]
     quarantined: list[str]
     notes: BuildNotes
     doubts: dict[str, str] = field(default_factory=dict)
+    undecided: frozenset[str] = frozenset()
 
 
 def trace_chains(order: Sequence[Call], quarantined: Collection[Call], terminal: Call | None) -> list[Chain]:

@@ -20,11 +20,11 @@ class Retries:
 
     Attributes:
         quarantined: Calls left aside.
-        unresolved: Call ids of every group in which nothing tells which one counts.
+        undecided: Call ids of every group in which nothing tells which one counts.
     """
 
     quarantined: list[Call] = field(default_factory=list)
-    unresolved: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
 
 
 def settle_retries(order: Iterable[Call], terminal_path: frozenset[str]) -> Retries:
@@ -42,8 +42,8 @@ def settle_retries(order: Iterable[Call], terminal_path: frozenset[str]) -> Retr
         kept = {call for call in group if call.call_id in terminal_path} or {call for call in group if call.extended}
         if not kept:
             kept = {group[0]}
-            if not terminal_path and not _interchangeable(group):
-                retries.unresolved += [call.call_id for call in group]
+            if not _interchangeable(group):
+                retries.undecided += [call.call_id for call in group]
         retries.quarantined += [call for call in group if call not in kept]
     return retries
 
