@@ -20,6 +20,7 @@ from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.config import build_token_source
 from gym_ray.token_id_capture.delivery import (
+    TRAINING_ROWS_FIELD,
     capture_build_can_retire,
     finalize_rollout_token_capture,
     mask_reasons,
@@ -27,6 +28,7 @@ from gym_ray.token_id_capture.delivery import (
 )
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 from gym_ray.token_id_capture.protocols import TokenSource
+from gym_ray.token_id_capture.response_shapes import TOKEN_FIELDS
 
 __all__ = ["FinalizedTokens", "TokenDelivery", "TokenPlan"]
 
@@ -104,19 +106,24 @@ class TokenDelivery:
     def __init__(self, source: TokenSource, agents: frozenset[str], *, retire: bool, rows: RowsWanted = "none") -> None:
         self._source, self._agents, self._retire, self._rows = source, agents, retire, rows
 
+    def concerns(self, job: AttemptJob) -> bool:
+        """Whether an attempt's agent takes part."""
+        return job.agent in self._agents
+
     async def finalize(self, job: AttemptJob, result: RunResult) -> FinalizedTokens:
         """Return the result with its tokens; a failure, and what takes no part, comes back as it is. Never raises.
 
         Args:
-            job: The attempt; the capture is found by its id and by nothing the reply says.
+            job: The attempt; the capture is found by its id and by nothing the reply says. Tokens, rows and verdicts of
+                token capture that the reply itself brings are no evidence, and give way to what was captured.
             result: How its run ended.
         """
-        if job.agent not in self._agents or result.failure is not None or result.reply is None:
+        if not self.concerns(job) or result.failure is not None or result.reply is None:
             return FinalizedTokens(result, None)
         record = await asyncio.to_thread(exact_json.loads_object, result.reply)
         if record is None:
             return FinalizedTokens(result, None)
-        record.pop("_ng_attempt_index", None)
+        _drop_claims(record)
         record["_ng_rollout_id"] = job.rollout_id
         build = await finalize_rollout_token_capture(record, self._source, rows=self._rows)
         if build is None:
@@ -136,3 +143,15 @@ class TokenDelivery:
     async def aclose(self) -> None:
         """Close the source."""
         await self._source.close()
+
+
+def _drop_claims(record: dict[str, Any]) -> None:
+    """Take out of a reply what only a capture may say: whose it is, its tokens, and that it was looked at already."""
+    for name in ("_ng_attempt_index", TOKEN_METRICS_FIELD, TRAINING_ROWS_FIELD):
+        record.pop(name, None)
+    response = record.get("response")
+    output = response.get("output") if isinstance(response, dict) else None
+    for item in output if isinstance(output, list) else ():
+        if isinstance(item, dict):
+            for name in TOKEN_FIELDS:
+                item.pop(name, None)

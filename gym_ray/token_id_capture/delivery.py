@@ -19,6 +19,7 @@ __all__ = [
     "FINALISATION_FAILED",
     "MALFORMED_ROLLOUT_ID",
     "NO_CAPTURE_KEY",
+    "TRAINING_ROWS_FIELD",
     "capture_build_can_retire",
     "finalize_rollout_token_capture",
     "mask_reasons",
@@ -31,9 +32,10 @@ MALFORMED_ROLLOUT_ID: Final = "malformed_rollout_id"
 NO_CAPTURE_KEY: Final = "no_capture_key"
 FINALISATION_FAILED: Final = "finalisation_failed"
 ALREADY_MASKED: Final = "already_masked"
+TRAINING_ROWS_FIELD: Final = "_ng_training_rows"
+"""Member of a record that holds its training rows."""
 
 _METRICS: Final = "_ng_token_capture"
-_ROWS: Final = "_ng_training_rows"
 _log = logging.getLogger(__name__)
 
 
@@ -177,7 +179,7 @@ def _put_into(result: MutableMapping[str, Any], build: Mapping[str, Any]) -> Non
         else:
             result["response"] = rebuilt
     if "training_rows" in build:
-        result[_ROWS] = build["training_rows"]
+        result[TRAINING_ROWS_FIELD] = build["training_rows"]
     result[_METRICS] = dict(build["metrics"])
     if "error" in build:
         result[_METRICS]["error"] = build["error"]

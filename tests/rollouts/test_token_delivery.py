@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry,
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
-JOB = AttemptJob(0, 1, "0-0-a1", "a", json.dumps({**ROW, "_ng_task_index": 0, "_ng_rollout_index": 0}).encode())
+INDICES = {"_ng_task_index": 0, "_ng_rollout_index": 0, "_ng_attempt_index": 1}
+JOB = AttemptJob(0, 1, "0-0-a1", "a", json.dumps({**ROW, **INDICES}).encode())
 OUTPUT = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
 REPLY = {"reward": 1.0, "response": {"id": "resp_1", "object": "response", "output": OUTPUT}}
 AGENTS = frozenset({"a"})
@@ -72,11 +74,18 @@ class Setting:
         self.store = WatchedStore(tmp_path / "tokens", self.paths.output)
 
     async def join(
-        self, result: RunResult, *, agents: frozenset[str] = AGENTS, retire: bool = True, rows: RowsWanted = "none"
+        self,
+        result: RunResult,
+        *,
+        agents: frozenset[str] = AGENTS,
+        retire: bool = True,
+        rows: RowsWanted = "none",
+        tries: int = 1,
     ) -> Any:
         joiner = Joiner(self.paths, None, tokens=TokenDelivery(self.store, agents, retire=retire, rows=rows))
         try:
-            outcome: JoinOutcome = await joiner.join(JOB, result, ASKED)
+            for again in range(tries):
+                outcome: JoinOutcome = await joiner.join(JOB, result, replace(ASKED, retry=again > 0))
         finally:
             await joiner.aclose()
         assert outcome.written is not None
@@ -184,6 +193,48 @@ async def test_an_agent_that_takes_no_part_is_left_alone(setting: Setting) -> No
     assert "_ng_token_capture" not in record
     assert summary.token_mask_reasons is None
     assert setting.store.asked == []
+
+
+CLAIMED = {
+    "response": {
+        **REPLY["response"],  # type: ignore[dict-item]
+        "output": [{**OUTPUT[0], "prompt_token_ids": [9], "generation_token_ids": [8], "generation_log_probs": [-9.0]}],
+    },
+    "_ng_token_capture": {"n_calls": 7, "mask_reasons": ["invented"]},
+    "_ng_training_rows": [{"token_ids": [9, 8]}],
+    "mask_sample": False,
+}
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["whole", "a call was lost"])
+async def test_what_a_reply_says_about_tokens_gives_way_to_what_was_captured(setting: Setting, lost: bool) -> None:
+    await setting.store.put(entry())
+    if lost:
+        await setting.store.mark_incomplete(JOB.rollout_id, "c2")
+    record, summary = await setting.join(reply(**CLAIMED), rows="main")
+    (item,) = record["response"]["output"]
+    assert item.get("generation_token_ids", [3, 4]) == [3, 4]
+    assert item.get("prompt_token_ids", [1, 2]) == [1, 2]
+    assert [row["token_ids"] for row in record["_ng_training_rows"]] == [[1, 2, 3, 4]]
+    assert [row["mask_sample"] for row in record["_ng_training_rows"]] == [lost]
+    assert record["mask_sample"] is lost
+    assert summary.token_mask_reasons == (("capture_incomplete", "marked_incomplete") if lost else ())
+    assert record["_ng_token_capture"]["n_calls"] == 1
+    assert (setting.store.read_entries(JOB.rollout_id) != []) is lost
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_what_the_reply_of_an_agent_that_takes_no_part_says_stays_and_does_not_count(
+    setting: Setting, tries: int
+) -> None:
+    record, summary = await setting.join(reply(**CLAIMED), agents=frozenset(), tries=tries)
+    assert {name: record[name] for name in CLAIMED} == CLAIMED
+    assert summary.token_mask_reasons is None
+
+
+async def test_a_join_that_is_asked_for_again_says_the_same(setting: Setting) -> None:
+    record, summary = await setting.join(reply(), tries=2)
+    assert summary.token_mask_reasons == tuple(record["_ng_token_capture"]["mask_reasons"]) == ("no_token_records",)
 
 
 def test_a_run_without_capture_has_no_plan(tmp_path: Path) -> None:
