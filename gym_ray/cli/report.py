@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -111,7 +112,7 @@ def print_report(
     progress: RunProgress,
     first_messages: Mapping[str, str],
 ) -> None:
-    """Print the table of the run, its failures with a first message each, its gaps, and where its files are."""
+    """Print the table of the run, its failures and masks with their reasons, its gaps, and its files."""
     names = ("agent", "done", "fail", "reward", "pass@1", "calls", "in", "out", "p50 s", "p90 s", "gaps")
     table = Table(*names, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold cyan")
     table.columns[0].overflow = "fold"  # a long name may take two lines; a number is never cut
@@ -129,11 +130,22 @@ def print_report(
         console.print(f"[yellow]failure[/] {escape(name)}: {count}{first}", soft_wrap=True)
     for name, count in overall["gaps"].items():
         console.print(f"[yellow]gap[/] {escape(name)}: {count}", soft_wrap=True)
+    _print_training(console, overall["token_capture"])
     unfinished = progress.rows - progress.done - progress.failed - progress.unstored
     if unfinished:
         console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record")
     for label, path in files:
         console.print(f"[dim]{label:<10}[/] {escape(str(path))}", soft_wrap=True)
+
+
+def _print_training(console: Console, tokens: Mapping[str, Any]) -> None:
+    if not tokens["finalised"]:
+        return
+    looked_at, masked = tokens["finalised"], tokens["masked"]
+    rest = f"; {masked} masked" if masked else ""
+    console.print(f"[bold]training[/] {looked_at - masked} of {looked_at} rollouts have exact tokens{rest}")
+    for reason, count in tokens["mask_reasons"].items():
+        console.print(f"[yellow]masked[/] {escape(reason)}: {count}", soft_wrap=True)
 
 
 def _cells(row: MetricsRow) -> list[str]:

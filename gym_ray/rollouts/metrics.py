@@ -68,8 +68,32 @@ class _Sum:
 
 
 _MOST_CLASSES = 100
+_MOST_REASONS = 100
+_OTHER_REASONS = "(other reasons)"
 _OTHER_CLASSES = "(other classes)"
 _TOKENS = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens")
+
+
+@dataclass(slots=True)
+class _Training:
+    """What became of the exact tokens of rollouts."""
+
+    finalised: int = 0
+    masked: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reasons: tuple[str, ...] | None) -> None:
+        if reasons is None:
+            return
+        self.finalised += 1
+        self.masked += bool(reasons)
+        for reason in dict.fromkeys(reasons):
+            known = reason in self.reasons or len(self.reasons) < _MOST_REASONS
+            self.reasons[reason if known else _OTHER_REASONS] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        reasons = dict(sorted(self.reasons.items(), key=lambda pair: (-pair[1], pair[0])))
+        return {"finalised": self.finalised, "masked": self.masked, "mask_reasons": reasons}
 
 
 @dataclass(slots=True)
@@ -87,6 +111,7 @@ class _Group:
     calls: _Sum = field(default_factory=_Sum)
     tokens: dict[str, _Sum] = field(default_factory=lambda: {name: _Sum() for name in _TOKENS})
     latency: Distribution = field(default_factory=Distribution)
+    training: _Training = field(default_factory=_Training)
 
     def add(self, summary: RolloutSummary, *, stored: bool, retried: bool) -> None:
         self._add_end(summary, stored=stored, retried=retried)
@@ -96,6 +121,7 @@ class _Group:
         for name, total in self.tokens.items():
             total.add(getattr(summary, name))
         self.latency.add(summary.latency_ms)
+        self.training.add(summary.token_mask_reasons)
 
     def _add_end(self, summary: RolloutSummary, *, stored: bool, retried: bool) -> None:
         if not stored:
@@ -128,6 +154,7 @@ class _Group:
             },
             "gaps": dict(sorted(self.gaps.items())),
             "rollouts_with_gaps": self.rollouts_with_gaps,
+            "token_capture": self.training.to_dict(),
         }
 
 

@@ -68,6 +68,19 @@ def test_failures_gaps_and_unfinished_rows_are_named() -> None:
     assert "/a/records.jsonl" in text
 
 
+def test_tokens_that_cannot_be_used_are_counted_with_their_reasons() -> None:
+    metrics = RunMetrics()
+    metrics.add(summary("a"))
+    assert "training" not in printed(100, metrics, progress(done=1), {}), "nobody looked at tokens"
+    metrics.add(summary("a", token_mask_reasons=()))
+    assert "training 1 of 1 rollouts have exact tokens\n" in printed(100, metrics, progress(done=2), {})
+    metrics.add(summary("a", token_mask_reasons=("capture_incomplete", "roots [2]"), masked=True))
+    text = printed(100, metrics, progress(done=3), {})
+    assert "training 1 of 2 rollouts have exact tokens; 1 masked\n" in text
+    assert "masked capture_incomplete: 1" in text
+    assert "masked roots [2]: 1" in text
+
+
 def test_the_first_message_of_each_class_is_found(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
     records = [("a", "one"), ("b", "x" * 400), ("a", "two"), (None, "no class")]

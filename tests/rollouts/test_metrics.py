@@ -66,6 +66,20 @@ def test_failures_are_counted_by_class_and_a_retried_one_is_not_the_rows_last_wo
     assert (found["gaps"], found["rollouts_with_gaps"]) == ({"g": 1}, 1)
 
 
+def test_rollouts_whose_tokens_cannot_be_used_are_counted_with_every_reason() -> None:
+    metrics = RunMetrics()
+    assert metrics.to_dict()["overall"]["token_capture"] == {"finalised": 0, "masked": 0, "mask_reasons": {}}
+    metrics.add(summary(reward=1.0, token_mask_reasons=()))
+    metrics.add(summary(masked=True, token_mask_reasons=("b", "b", "a")))
+    metrics.add(summary(masked=True, token_mask_reasons=("b",), agent="other"))
+    metrics.add(summary(reward=1.0))
+    found = metrics.to_dict()
+    counted = found["overall"]["token_capture"]
+    assert counted == {"finalised": 3, "masked": 2, "mask_reasons": {"b": 2, "a": 1}}
+    assert list(counted["mask_reasons"]) == ["b", "a"], "the commonest first"
+    assert found["agents"]["other"]["token_capture"] == {"finalised": 1, "masked": 1, "mask_reasons": {"b": 1}}
+
+
 def test_agents_have_their_own_figures_and_one_row_each() -> None:
     metrics = RunMetrics()
     assert metrics.rows() != []
@@ -109,7 +123,9 @@ def test_memory_does_not_depend_on_the_number_of_rollouts() -> None:
 
     def add(count: int) -> int:
         for n in range(count):
-            metrics.add(summary(reward=1.0, num_calls=n, tokens_in=n, latency_ms=float(n % 997 + 1)))
+            reasons = (f"reason {n}",)
+            figures = {"num_calls": n, "tokens_in": n, "latency_ms": float(n % 997 + 1)}
+            metrics.add(summary(reward=1.0, token_mask_reasons=reasons, **figures))
         return sys.getallocatedblocks()
 
     assert add(3_000) - add(2_000) < 200
