@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from gym_ray.cli.capture_settings import capture_settings
 from gym_ray.cli.head import build_head_app, publish_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import Waiting
 from gym_ray.cli.runtime import Interrupts, new_run_token, ray_session, user_cache_dir
+from gym_ray.cli.token_remarks import print_warnings, server_remarks
 from gym_ray.errors import ServerStartError, SettingsError
 from gym_ray.model_server.serving import AppServer
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
-__all__ = ["capture_settings", "env_app"]
+__all__ = ["env_app", "require_servers"]
 
 _LOOK_S = 0.1
 
@@ -45,6 +46,7 @@ def start(
     require_servers(settings)
     _require_free(settings.head_server.host, settings.head_server.port)
     console = Console(stderr=True, highlight=False)
+    print_warnings(console, server_remarks(settings))
     with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose or settings.verbose) as interrupts:
         from gym_ray.actors.servers import start_servers
 
@@ -69,20 +71,6 @@ def require_servers(settings: RunSettings) -> None:
         raise SettingsError(
             "command line", "", "no server to start", "pass --resources-server, --model-type or --config FILE"
         )
-
-
-def capture_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the capture settings in the form that two terminals compare."""
-    directory, block = settings.capture_dir, settings.token_id_capture
-    found = {
-        "observability_enabled": settings.observability_enabled,
-        "model_call_capture_dir": str(directory) if directory else None,
-        "token_id_capture.enabled": block.enabled,
-    }
-    if block.enabled:
-        found["token_id_capture.dir"] = str(settings.token_dir) if settings.token_dir else None
-        found["token_id_capture.sink"] = block.sink
-    return found
 
 
 def _require_free(host: str, port: int) -> None:
@@ -120,4 +108,6 @@ def _print_servers(settings: RunSettings, directory: ServerDirectory, port: int,
     console.print(table)
     capture = capture_settings(settings)["model_call_capture_dir"]
     console.print(f"capture: {capture or 'off'}")
+    if settings.token_id_capture.enabled:
+        console.print(f"tokens: {settings.token_dir or settings.token_id_capture.sink or 'kept nowhere'}")
     console.print(f"ready at http://{settings.head_server.host}:{port}; Ctrl-C stops all servers")

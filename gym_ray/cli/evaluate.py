@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from gym_ray import exact_json
-from gym_ray.cli.env import capture_settings, require_servers
-from gym_ray.cli.head import HeadWatch, read_head, read_token
+from gym_ray.cli.env import require_servers
+from gym_ray.cli.found_servers import FoundServers, Head
+from gym_ray.cli.head import HeadWatch
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
-from gym_ray.errors import RunNotFoundError, SettingsError
+from gym_ray.cli.token_remarks import check_source, collection_remarks, print_warnings
+from gym_ray.errors import GymRayError, SettingsError
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.collection import Progress as RunProgress
 from gym_ray.rollouts.metrics import RunMetrics
@@ -26,8 +28,7 @@ from gym_ray.rollouts.rows import RowOptions, read_rows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, RunStart
 from gym_ray.rollouts.token_delivery import TokenPlan
-from gym_ray.server_directory import ServerDirectory
-from gym_ray.settings import RunSettings, ServerSettings, settings_from_yaml
+from gym_ray.settings import RunSettings, ServerSettings
 from gym_ray.storage.posix import PosixStore
 
 __all__ = ["eval_app"]
@@ -67,10 +68,10 @@ def run(
         "num_samples_in_parallel": concurrency,
     }
     tokens = [f"++{key}={_literal(value)}" for key, value in flags.items() if value is not None]
-    found: list[_Found] = []
+    found: list[FoundServers] = []
 
     def running(settings: RunSettings) -> Mapping[str, ServerSettings]:
-        found.append(_Found.at(settings))
+        found.append(FoundServers.at(settings))
         return found[0].settings.servers
 
     elsewhere = running if no_serve else None
@@ -82,6 +83,7 @@ def run(
         require_servers(settings)
     plan = _Plan.of(settings)
     plan.check()
+    check_source(settings)
     raise typer.Exit(_collect(settings, plan, head, verbose=verbose or settings.verbose))
 
 
@@ -91,55 +93,6 @@ def _literal(value: object) -> str:
         return str(value)
     text = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """Servers that another terminal runs."""
-
-    directory: ServerDirectory
-    run_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the head server of a running run says (D60, D130)."""
-
-    where: str
-    settings: RunSettings
-    head: _Head
-    capture: Mapping[str, Any]
-
-    @classmethod
-    def at(cls, settings: RunSettings) -> _Found:
-        """Ask the head server that ``settings`` name.
-
-        Raises:
-            RunNotFoundError: None answers there, or its run has no servers.
-        """
-        host, port = settings.head_server.host, settings.head_server.port
-        document, directory, capture = read_head(host, port)
-        theirs = settings_from_yaml(document, f"http://{host}:{port}")
-        if not directory.models and not directory.resources:
-            raise RunNotFoundError(f"http://{host}:{port}: its run has no servers")
-        return cls(f"{host}:{port}", theirs, _Head(directory, read_token(user_cache_dir(), host, port)), capture)
-
-    def joined(self, settings: RunSettings) -> tuple[RunSettings, _Head]:
-        """Take servers and agents from there; the capture settings of both sides must agree.
-
-        Raises:
-            SettingsError: They do not.
-        """
-        ours = capture_settings(settings)
-        for key, value in self.capture.items():
-            if ours.get(key) != value:
-                raise SettingsError(
-                    "command line",
-                    key,
-                    f"is {ours.get(key)!r} here and {value!r} at the servers of {self.where}",
-                    f"pass ++{key}={value} here, or start the servers with the value of here",
-                )
-        return settings.with_servers({**self.settings.servers, **settings.servers}), self.head
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +149,10 @@ def _task_sources(settings: RunSettings) -> dict[str, str]:
     return {**only, **{name: name for name in agents}}
 
 
-def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose: bool) -> int:
+def _collect(settings: RunSettings, plan: _Plan, head: Head | None, *, verbose: bool) -> int:
     """Start what is needed, collect, report; return the exit code."""
     console = Console(stderr=True, highlight=False)
+    print_warnings(console, collection_remarks(settings))
     console.print("[dim]starting Ray")
     with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
         from gym_ray.actors.collecting import collecting
@@ -210,7 +164,7 @@ def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose:
             token = new_run_token()
             with Waiting(console, "starting servers", interrupts) as waiting:
                 servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir(), on_wait=waiting.show)
-            head = _Head(servers.directory, token)
+            head = Head(servers.directory, token)
         else:
             watch = HeadWatch(settings.head_server.host, settings.head_server.port)
         collection = CollectionPlan(
@@ -227,23 +181,34 @@ def _collect(settings: RunSettings, plan: _Plan, head: _Head | None, *, verbose:
                 settings, collection, head.directory, run_token=head.run_token, on_wait=interrupts.check
             ) as running:
                 _print_start(console, running.start)
-                stopped = _follow(running.collector, console, interrupts, watch)
-                progress, metrics = _results(running.collector)
+                end = _follow(running.collector, console, interrupts, watch)
+                progress, metrics = _results(running.collector, end)
         finally:
             if servers is not None:
                 servers.stop()
-    return _finish(settings, plan.paths, metrics, progress, stopped)
+    try:
+        return _finish(settings, plan.paths, metrics, progress, end.stopped or int(end.failure is not None))
+    finally:
+        if end.failure is not None:  # behind the report, and before anything that went wrong with it
+            raise end.failure
 
 
 def _print_start(console: Console, start: RunStart) -> None:
-    for warning in start.materialisation.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    print_warnings(console, list(start.materialisation.warnings))
     if start.set_aside is not None:
         console.print(f"[dim]earlier results are in[/] {escape(str(start.set_aside))}", soft_wrap=True)
 
 
-def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: HeadWatch | None) -> int:
-    """Draw progress until the run is over; return 0, or the exit code of what stopped it early."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a run ended: 0 or the exit code of what stopped it early, and what ended it, None for nothing."""
+
+    stopped: int
+    failure: GymRayError | None
+
+
+def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: HeadWatch | None) -> _End:
+    """Draw progress until the run is over; an error of the run is returned, so that it does not hide what was done."""
     from gym_ray.actors.calls import MOMENT_S, get, wait
 
     stopped = 0
@@ -261,14 +226,25 @@ def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: Hea
                 console.print(f"[bold red]stopping:[/] the servers of {watch.place} are gone; what has ended is stored")
                 collector.stop.remote()
             bar.show(get(collector.progress.remote(), None))
-    get(ended, None)
-    return stopped
+    try:
+        get(ended, None)
+    except GymRayError as error:
+        return _End(stopped, error)
+    return _End(stopped, None)
 
 
-def _results(collector: Any) -> tuple[RunProgress, RunMetrics]:
+def _results(collector: Any, end: _End) -> tuple[RunProgress, RunMetrics]:
+    """Return what the collector counted.
+
+    Raises:
+        GymRayError: The collector's process is gone, and nobody else counted; what ended the run, if that is known.
+    """
     from gym_ray.actors.calls import get
 
-    progress, metrics = get([collector.progress.remote(), collector.metrics.remote()], None)
+    try:
+        progress, metrics = get([collector.progress.remote(), collector.metrics.remote()], None)
+    except GymRayError as error:
+        raise end.failure or error from None
     return progress, metrics
 
 
