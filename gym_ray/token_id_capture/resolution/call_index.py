@@ -24,6 +24,8 @@ from gym_ray.token_id_capture.resolution.parent_links import AMBIGUOUS_REASON, N
 
 __all__ = ["CallIndex", "IndexedCall", "Unresolved", "hashed_items"]
 
+_REASONING: Final = "reasoning"
+_CALLS: Final = "_call"  # custom_tool_call, web_search_call, ...: the model makes them, and a tool answers
 _NOTHING_SAID: Final = assistant_fingerprint([{"role": "assistant"}])
 
 
@@ -43,6 +45,7 @@ class IndexedCall:
         digest: Claimed digest of its tokens.
         cum_len: Claimed number of its tokens.
         other_types: Types of its answer's items that are not part of the fingerprint, such as ``reasoning``.
+        is_wordless: Its answer has no other items than those, such as the call of a custom tool alone.
     """
 
     model_call_id: str
@@ -56,12 +59,13 @@ class IndexedCall:
     digest: str | None
     cum_len: int | None
     other_types: frozenset[str]
+    is_wordless: bool
 
     @classmethod
     def of(cls, entry: PackedEntry) -> IndexedCall:
         """Read a record."""
         extras = entry.extras
-        others = (item.get("type") for item in entry.output_items if not is_model_authored(item))
+        others = [item.get("type") for item in entry.output_items if not is_model_authored(item)]
         return cls(
             entry.model_call_id,
             entry.continuation_fingerprint,
@@ -73,7 +77,8 @@ class IndexedCall:
             extras.model_items,
             entry.digest,
             entry.cum_len,
-            frozenset(kind for kind in others if isinstance(kind, str)) | {"reasoning"},
+            frozenset(kind for kind in others if isinstance(kind, str)) | {_REASONING},
+            0 < len(others) == len(entry.output_items),
         )
 
     @property
@@ -148,13 +153,14 @@ def _answer_comes_at(at: int, items: Sequence[object], call: IndexedCall) -> boo
     """Whether the call's answer stands whole and unbroken at an index.
 
     Everything that the model wrote from there on is the answer, since both fingerprints agree; so it is enough that
-    nothing foreign comes before its end.
+    nothing foreign comes before its end. What the model did without words is in no fingerprint: where that stands
+    further on, another call came in between, and its tokens would be taken for those of a tool.
     """
     answered = False
     while at < len(items) and (is_model_authored(items[at]) or _type_of(items[at]) in call.other_types):
-        answered = answered or is_model_authored(items[at])
+        answered = answered or call.is_wordless or is_model_authored(items[at])
         at += 1
-    return answered and not any(is_model_authored(item) and _says_something(item) for item in items[at:])
+    return answered and not any(map(_says_or_does_something, items[at:]))
 
 
 def _type_of(item: object) -> str:
@@ -162,8 +168,11 @@ def _type_of(item: object) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _says_something(item: object) -> bool:
-    return assistant_fingerprint([item]) != _NOTHING_SAID
+def _says_or_does_something(item: object) -> bool:
+    if is_model_authored(item):
+        return assistant_fingerprint([item]) != _NOTHING_SAID
+    kind = _type_of(item)
+    return kind == _REASONING or kind.endswith(_CALLS)
 
 
 def _only(calls: Sequence[IndexedCall]) -> IndexedCall | None:

@@ -257,6 +257,39 @@ class TestTextInput:
         assert found([self.asked("q0", {}), second], [*ASK, assistant("A"), user("n"), assistant("B")]) == "b"
 
 
+def tool(name: str, *, output: bool = False) -> dict[str, Any]:
+    if output:
+        return {"type": "custom_tool_call_output", "call_id": name, "output": "done"}
+    return {"type": "custom_tool_call", "call_id": name, "name": "patch", "input": name}
+
+
+@pytest.mark.parametrize("wordless", [[tool("t2")], [tool("t2"), tool("t3")], [REASONING, tool("t2")], [REASONING]])
+def test_an_answer_without_words_is_not_passed_over(wordless: list[dict[str, Any]]) -> None:
+    between = [*ASK, assistant("A"), user("q1")]
+    entries = [call("a", ASK, assistant("A")), call("b", between, *wordless)]
+    went_on = [*between, *wordless, tool("t2", output=True)]
+    assert found(entries, went_on) == "b"
+    assert found(entries[:1], went_on) == "no_match"  # else what the lost call sampled would pass for a tool's text
+    assert found([*entries, call("c", between, *wordless, ids=(1, 3))], went_on) == "ambiguous"
+    assert found(entries, between) == "a"  # the agent dropped it
+
+
+def test_calls_of_custom_tools_beside_words_are_part_of_their_answer() -> None:
+    answer = [assistant("A"), tool("t1"), tool("t2")]
+    entries = [call("a", ASK, *answer)]
+    assert found(entries, [*ASK, *answer, tool("t1", output=True), tool("t2", output=True)]) == "a"
+
+
+def test_an_answer_without_any_item_is_no_reasoning() -> None:
+    assert (
+        found(
+            [call("a", ASK, assistant("A")), call("b", [*ASK, assistant("A"), user("q1")])],
+            [*ASK, assistant("A"), user("q1"), REASONING, user("q2")],
+        )
+        == "no_match"
+    )
+
+
 def test_items_come_with_their_hashes_or_get_them() -> None:
     hashed = hashed_items([user("q")])
     assert hashed == [user("q")]
