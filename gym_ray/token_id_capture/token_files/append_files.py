@@ -261,7 +261,8 @@ class AppendFiles(LineFiles):
 
 
 def _rollout_of(name: str) -> str:
-    return name.removesuffix(ENTRIES_SUFFIX).removesuffix(INTENTS_SUFFIX)
+    suffix = ENTRIES_SUFFIX if name.endswith(ENTRIES_SUFFIX) else INTENTS_SUFFIX
+    return name.removesuffix(suffix)  # one only: a rollout's own id may end like a file's name
 
 
 def _frozen(session: _Session) -> RolloutFrozenError:

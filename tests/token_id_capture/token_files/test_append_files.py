@@ -21,8 +21,8 @@ from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 RECORDS, STATE, INTENTS = "r0.tokens.jsonl", "r0.tokens.state.json", "r0.tokens.intents"
 
 
-def entry(call_id: str, **members: Any) -> TokenEntry:
-    return call_entry(call_id, [1, 2], [3], rollout_id="r0", **members)
+def entry(call_id: str, *, rollout_id: str = "r0", **members: Any) -> TokenEntry:
+    return call_entry(call_id, [1, 2], [3], rollout_id=rollout_id, **members)
 
 
 class SyncFaults(FileCalls):
@@ -241,6 +241,24 @@ async def test_a_torn_intent_is_cut_off_and_not_glued_to_the_next(tmp_path: Path
         await store.begin_call("r0", "c1")
         whole = torn[: torn.rfind(b"\n") + 1]
         assert (tmp_path / INTENTS).read_bytes() == whole + b"c1\n"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "state.json", "intents", "incomplete", "lock", "jsonl.tokens.intents"])
+async def test_an_id_that_looks_like_a_file_is_a_rollout_of_its_own(tmp_path: Path, stores: Any, ending: str) -> None:
+    store, rollout_id = store_on(stores, tmp_path), f"r0.tokens.{ending}"
+    await store.put(entry("c9"))
+    snapshots = [await store.freeze("r0")]
+    await store.begin_call(rollout_id, "c0")
+    await store.put(entry("c0", rollout_id=rollout_id))
+    snapshots.append(await store.freeze(rollout_id))
+    assert [len(snapshot.entries) for snapshot in snapshots] == [1, 1]
+    for work in (store.put(entry("c1", rollout_id=rollout_id)), store.begin_call(rollout_id, "c1")):
+        with pytest.raises(RolloutFrozenError):
+            await work
+    for found in snapshots:
+        assert await store.drop(found.rollout_id, snapshot_id=found.snapshot_id, version=found.version)
+    with pytest.raises(RolloutRetiredError):
+        await store.put(entry("c1", rollout_id=rollout_id))
 
 
 def indexed(root: Path, entries: list[TokenEntry], **members: Any) -> None:
