@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gym_ray.errors import EngineError
+from gym_ray.errors import EngineError, RolloutIdError
 from gym_ray.model_call_capture.exchange import (
     ExecutionFacts,
     TrainingCall,
@@ -143,7 +143,8 @@ class TokenCall:
         """Look the parent up and note the call durably; return what the engine is asked (B79-B83).
 
         Raises:
-            CallFailedError: The call could not be noted; nothing was generated, and the client may try again (503).
+            CallFailedError: The call could not be noted; nothing was generated, and the client may try again (503), but
+                not under an id that can name no rollout (400).
         """
         await self._capture.resolve(await aside(self._size_bytes, self._items))
         try:
@@ -152,8 +153,11 @@ class TokenCall:
             called = self._called
             _log.exception("%s: training call %s could not be noted", called.rollout_id, called.model_call_id)
             publish_execution_facts(self._scope, ExecutionFacts(False, "local", None, _NOT_NOTED))
-            message = f"the call could not be noted for token capture ({type(error).__name__}); nothing was generated"
-            raise CallFailedError(503, message, error_response(self.way.dialect, 503, message)) from error
+            refused = isinstance(error, RolloutIdError)
+            why = str(error) if refused else type(error).__name__
+            message = f"the call could not be noted for token capture ({why}); nothing was generated"
+            status = 400 if refused else 503
+            raise CallFailedError(status, message, error_response(self.way.dialect, status, message)) from error
         return TokenRequest(self._capture.parent)
 
     def _items(self) -> list[object] | None:
