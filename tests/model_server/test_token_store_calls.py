@@ -257,7 +257,7 @@ async def test_an_id_that_no_file_can_be_named_after_is_refused(tmp_path: Path) 
     async with site(tmp_path) as one:
         response = await one.ask(CHAT, [("user", "q")], "ä")
     assert response.status_code == 400  # a client tries again after a 503, which could never help
-    assert "'ä' cannot be a rollout id" in response.text
+    assert "'ä' cannot name token files" in response.json()["error"]["message"]
     assert not one.engine.requests
 
 
