@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from gym_ray import exact_json
 from gym_ray.token_id_capture.packed import PackedEntry
@@ -33,7 +33,7 @@ def encode_entry(entry: TokenEntry) -> bytes:
 
     Raises:
         ValueError: The record cannot be read back: its numbers are not tokens or not finite (W21), or an assignment
-            made it contradict itself (B8); or it nests too deeply for JSON.
+            made it contradict itself (B8); it holds something that has no JSON form, or nests too deeply for JSON.
     """
     PackedEntry.of_entry(entry)
     members = {name: getattr(entry, name) for name in TokenEntry.model_fields}
@@ -45,21 +45,28 @@ def encode_entry(entry: TokenEntry) -> bytes:
             return exact_json.dumps(_sorted(members), as_line=True)
         except RecursionError:
             raise ValueError(f"call {entry.model_call_id!r}: the record nests too deeply for JSON") from None
+        except ValueError as error:
+            raise ValueError(f"call {entry.model_call_id!r}: {error}") from None
 
 
 def _plain(value: object) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return str(value)
+    """Return what stands for a value that JSON does not know; never how it looks, which may leave most of it out.
+
+    Raises:
+        ValueError: Nothing does.
+    """
+    if callable(as_list := getattr(value, "tolist", None)):  # an array of any layout and library, and its scalars
+        return as_list()
+    return to_jsonable_python(value)
 
 
 def _sorted(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
     if isinstance(value, dict):
         members = {str(name): item for name, item in value.items()}
         return {name: _sorted(members[name]) for name in sorted(members)}
-    return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else _sorted(_plain(value))
 
 
 def parse_line(line: bytes) -> Any:

@@ -75,6 +75,34 @@ def test_what_has_no_json_form_of_its_own_is_spelled_out() -> None:
     assert exact["item"] == {"text": "t"}
 
 
+@pytest.mark.parametrize("members", [{}, {"big": 2**70}], ids=["usual", "exact_encoder"])
+@pytest.mark.parametrize(
+    "experts",
+    [
+        np.arange(2400).reshape(40, 60).T,
+        np.arange(2400)[::2],
+        np.arange(2400).astype(">i4"),
+        np.arange(2400).astype(object),
+        [{"layer": np.ones((3, 4), np.float16).T}, np.float32(0.5), (np.int64(7),)],
+    ],
+    ids=["transposed", "strided", "big_endian", "objects", "nested"],
+)
+def test_arrays_of_any_layout_are_kept_whole(experts: Any, members: dict[str, Any]) -> None:
+    def listed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: listed(item) for name, item in value.items()}
+        return [listed(item) for item in value] if isinstance(value, list | tuple) else value.tolist()
+
+    assert read_back(encode_entry(entry(routed_experts=experts, **members))).routed_experts == listed(experts)
+
+
+@pytest.mark.parametrize("members", [{}, {"big": 2**70}], ids=["usual", "exact_encoder"])
+@pytest.mark.parametrize("value", [object(), b"\xff", [{"at": object()}]], ids=["object", "bytes", "nested"])
+def test_what_has_no_json_form_at_all_is_refused_and_not_described(value: Any, members: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="call 'c0'"):
+        encode_entry(entry(routed_experts=value, **members))
+
+
 @pytest.mark.parametrize(
     ("update", "problem"),
     [
