@@ -28,7 +28,6 @@ from gym_ray.model_call_capture.encoding import RecordEncoder
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.marks import IncompleteMarks
 from gym_ray.model_call_capture.open_log import OpenLog, log_name
-from gym_ray.model_call_capture.probe import check_directory
 from gym_ray.model_call_capture.recovery import adopt_dead_logs
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.refusals import RefusalLog
@@ -40,6 +39,7 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.line_files import LineFiles
 from gym_ray.storage.local_calls import file_calls_for
+from gym_ray.storage.probe import check_directory
 
 __all__ = ["CaptureCounts", "CaptureWriter"]
 
@@ -115,7 +115,10 @@ class CaptureWriter:
                 cannot be adopted. Names the path.
         """
         root = self.store.root
-        check_directory(root, self._calls)
+        try:
+            check_directory(root, self._calls)
+        except StorageError as error:
+            raise CaptureError(str(error)) from error
         adopt_dead_logs(self.store, self._label, calls=self._calls)
         open_log = OpenLog(root, f"{self.writer_id}.log", calls=self._calls)
         registry = WriterRegistry(root, calls=self._calls)

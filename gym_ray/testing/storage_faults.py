@@ -6,6 +6,7 @@ it gives back after the "crash" is only what was synced, names included.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -13,7 +14,16 @@ from pathlib import Path
 
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["FaultyCalls", "ForgetfulCalls", "RecordingCalls"]
+__all__ = ["FaultyCalls", "ForgetfulCalls", "LocklessCalls", "RecordingCalls"]
+
+
+class LocklessCalls(FileCalls):
+    """A file system without advisory locks."""
+
+    def lock_exclusive(self, fd: int, *, wait: bool) -> bool:
+        """Fail."""
+        del fd, wait
+        raise OSError(errno.ENOLCK, "no locks")
 
 
 class _PathCalls(FileCalls):

@@ -110,7 +110,7 @@ def build_token_capture(
 
     Raises:
         SettingsError: The parts cannot work together, or one cannot be made.
-        CaptureError: The token directory cannot be created.
+        CaptureError: Files in the token directory cannot be created, synced or locked.
     """
     if not config.enabled:
         return None
@@ -126,7 +126,10 @@ def build_token_capture(
         _log.warning("%s", remark)
     named_lineage, named_sink = build_lineage_store(config), build_sink(config)
     sink = named_sink or installed_sink or _file_store(config, capture_dir, timeout_s)
-    files = FileLineageResolver(sink) if isinstance(sink, TokenCaptureStore) else None
+    files = None
+    if isinstance(sink, TokenCaptureStore):
+        sink.check()
+        files = FileLineageResolver(sink)
     resolver = named_lineage or installed_lineage or files
     _check_workers(resolver, workers)
     return TokenCapture(
@@ -148,7 +151,7 @@ def build_token_source(config: TokenIdCaptureConfig, capture_dir: Path | None) -
 
     Raises:
         SettingsError: Responses are to be rebuilt, and there is neither a source nor a directory (B125).
-        CaptureError: The token directory cannot be created.
+        CaptureError: Files in the token directory cannot be created, synced or locked.
     """
     if not config.enabled or not config.rebuild_response:
         return None
@@ -162,6 +165,7 @@ def build_token_source(config: TokenIdCaptureConfig, capture_dir: Path | None) -
         problem = "is not set, so that responses cannot be rebuilt from what the sink keeps"
         remedy = "name a class, install a source in the collector, or set rebuild_response to false"
         raise SettingsError("settings", f"{_BLOCK}.source", problem, remedy)
+    store.check()
     return store
 
 

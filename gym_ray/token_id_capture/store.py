@@ -19,15 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gym_ray.errors import (
-    CaptureError,
-    DamagedRecordError,
-    RecordConflictError,
-)
+from gym_ray.errors import CaptureError, DamagedRecordError, RecordConflictError, StorageError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.group_commit import GroupCommit
 from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.storage.posix import OWNER_ONLY_DIRECTORY, make_directory
+from gym_ray.storage.probe import check_directory
 from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome, CaptureProblem, TokenCaptureSnapshot
@@ -117,6 +114,17 @@ class TokenCaptureStore:
         self._executor: ThreadPoolExecutor | None = None
         self._appender: _Appender | None = None
         self._finalizer: weakref.finalize[[], TokenCaptureStore] | None = None
+
+    def check(self) -> None:
+        """Make sure, before calls are captured, that files in the directory can be written, synced and locked. Blocks.
+
+        Raises:
+            CaptureError: They cannot; names the directory and what would help.
+        """
+        try:
+            check_directory(self.root, self._folder.calls)
+        except StorageError as error:
+            raise CaptureError(str(error)) from error
 
     def append(self, entry: TokenEntry) -> None:
         """Keep a record; durable, and visible to every reader, when this returns (B64). Blocks.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gym_ray.errors import SettingsError
+from gym_ray.errors import CaptureError, SettingsError
+from gym_ray.testing.storage_faults import LocklessCalls
 from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.testing.token_source import FakeTokenSource
 from gym_ray.token_id_capture import sink as process
@@ -121,6 +122,18 @@ async def test_a_named_sink_is_closed_with_its_capture() -> None:
     await kept.aclose()
     assert isinstance(kept.sink, PlainTokenSink)
     assert kept.sink.closed == 1
+
+
+def test_a_directory_without_locks_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.install_token_sink(TokenCaptureStore(tmp_path, calls=LocklessCalls()))
+    with pytest.raises(CaptureError, match="cannot be locked here"):
+        build_token_capture(config(allow_unresolved_continuations=True), capture_dir=tmp_path)
+    process.install_token_sink(None)
+    monkeypatch.setattr("gym_ray.token_id_capture.store.file_calls_for", lambda _root: LocklessCalls())
+    with pytest.raises(CaptureError, match="cannot be locked here"):
+        build_token_capture(config(), capture_dir=tmp_path)
+    with pytest.raises(CaptureError, match="cannot be locked here"):
+        build_token_source(config(), tmp_path)
 
 
 async def test_capture_without_a_place_still_runs_where_nothing_is_rebuilt() -> None:

@@ -21,7 +21,7 @@ from gym_ray.errors import (
     RolloutRetiredError,
 )
 from gym_ray.storage.calls import FileCalls
-from gym_ray.testing.storage_faults import FaultyCalls
+from gym_ray.testing.storage_faults import FaultyCalls, LocklessCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import CaptureProblem
 from gym_ray.token_id_capture.records import TokenEntry
@@ -49,6 +49,13 @@ def store(tmp_path: Path) -> Iterator[TokenCaptureStore]:
 
 def told(problems: Any) -> list[tuple[str, str]]:
     return [(problem.reason, problem.model_call_id) for problem in problems]
+
+
+def test_a_directory_is_checked_for_what_the_store_promises_of_it(tmp_path: Path) -> None:
+    TokenCaptureStore(tmp_path).check()
+    with pytest.raises(CaptureError, match=r"files cannot be locked here: .*no locks; use a file system with"):
+        TokenCaptureStore(tmp_path, calls=LocklessCalls()).check()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_repetition_behind_the_freeze_changes_nothing(store: TokenCaptureStore) -> None:

@@ -1,4 +1,4 @@
-"""Finds out, before a server takes calls, whether a directory can keep what is promised about it."""
+"""Finds out, before anything is promised about a directory, whether files in it can be written, synced and locked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from gym_ray.errors import CaptureError
+from gym_ray.errors import StorageError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory, write_all
 
@@ -14,19 +14,19 @@ __all__ = ["check_directory"]
 
 
 def check_directory(root: Path, calls: FileCalls) -> None:
-    """Create a capture directory if need be, and write, sync and lock a file in it.
+    """Create a directory if need be, and write, sync and lock a file in it; nothing of the file is left.
 
     Raises:
-        CaptureError: The path is relative, cannot be created or written, or its locks fail or lock nothing.
+        StorageError: The path is relative, cannot be created or written, or its locks fail or lock nothing.
     """
     if not root.is_absolute():
-        raise CaptureError(f"{root}: a capture directory must be an absolute path")
+        raise StorageError(f"{root}: the directory must be an absolute path")
     path = str(root / f".probe-{secrets.token_hex(8)}")
     try:
         make_directory(calls, root, OWNER_ONLY_DIRECTORY)
         fd = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
     except OSError as error:
-        raise CaptureError(f"{root}: the capture directory cannot be written: {error}") from error
+        raise StorageError(f"{root}: the directory cannot be written: {error}") from error
     try:
         _check_file(root, path, fd, calls)
     finally:
@@ -39,7 +39,7 @@ def _check_file(root: Path, path: str, fd: int, calls: FileCalls) -> None:
         write_all(calls, fd, b"{}\n")
         calls.sync_data(fd)
     except OSError as error:
-        raise CaptureError(f"{root}: the capture directory cannot be written: {error}") from error
+        raise StorageError(f"{root}: the directory cannot be written: {error}") from error
     remedy = "use a file system with advisory locks (on NFS, mount without nolock)"
     try:
         calls.lock_exclusive(fd, wait=False)
@@ -49,6 +49,6 @@ def _check_file(root: Path, path: str, fd: int, calls: FileCalls) -> None:
         finally:
             calls.close(second)
     except OSError as error:
-        raise CaptureError(f"{root}: files cannot be locked here: {error}; {remedy}") from error
+        raise StorageError(f"{root}: files cannot be locked here: {error}; {remedy}") from error
     if both:
-        raise CaptureError(f"{root}: a lock here does not keep a second writer out; {remedy}")
+        raise StorageError(f"{root}: a lock here does not keep a second writer out; {remedy}")
