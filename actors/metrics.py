@@ -1,21 +1,81 @@
-"""Publish what a capture writer counts through Ray's own metrics, where Prometheus finds it."""
+"""Publish what a model server's captures count through Ray's own metrics, where Prometheus finds it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
-from ray.util.metrics import Counter, Histogram
+from ray.util.metrics import Counter, Gauge, Histogram
 
 from gym_ray.model_call_capture.telemetry import LAG_BOUNDS_S, LATENCY_BOUNDS_S, CaptureTelemetry, TelemetryBatch
+from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.capturing.capture_health import CaptureCounts
 
-__all__ = ["MetricsPublisher"]
+__all__ = ["MetricsPublisher", "TokenMetricsPublisher"]
 
 _log = logging.getLogger(__name__)
+_Batch = TypeVar("_Batch")
+_INTERVAL_S = 5.0
 
 
-class MetricsPublisher:
-    """Drains one model server's telemetry every few seconds, and once more when it is closed.
+class _Publisher(ABC, Generic[_Batch]):
+    """Drains one model server's counts every few seconds, and once more when it is closed."""
+
+    def __init__(self, server_name: str, interval_s: float) -> None:
+        self._server, self._interval_s = server_name, interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to publish, on the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Publish what is left and stop; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            await self._drain()
+
+    @abstractmethod
+    def take(self) -> _Batch:
+        """Return what is to be published; on the server's loop, at once."""
+
+    @abstractmethod
+    def publish(self, batch: _Batch) -> None:
+        """Publish one batch; on a thread."""
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.to_thread(self.publish, self.take())
+        except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end a server
+            _log.exception("%s: what was counted could not be published", self._server)
+
+    def _counter(self, name: str, description: str, *tags: str) -> Counter:
+        counter = Counter(f"gym_ray_{name}_total", description, ("server", *tags))
+        counter.set_default_tags({"server": self._server})
+        return counter
+
+    def _histogram(self, name: str, description: str, bounds: tuple[float, ...], *tags: str) -> Histogram:
+        histogram = Histogram(f"gym_ray_{name}", description, list(bounds), ("server", *tags))
+        histogram.set_default_tags({"server": self._server})
+        return histogram
+
+    def _gauge(self, name: str, description: str) -> Gauge:
+        gauge = Gauge(f"gym_ray_{name}", description, ("server",))
+        gauge.set_default_tags({"server": self._server})
+        return gauge
+
+
+class MetricsPublisher(_Publisher[TelemetryBatch]):
+    """Publishes what the capture of model calls counts.
 
     Ray's histograms take single values only, so they see at most as many between two drains as the telemetry keeps;
     ``gym_ray_model_capture_values_dropped_total`` says how many they did not see. Counters are exact.
@@ -26,9 +86,9 @@ class MetricsPublisher:
         interval_s: Seconds between two drains.
     """
 
-    def __init__(self, telemetry: CaptureTelemetry, server_name: str, *, interval_s: float = 5.0) -> None:
-        self._telemetry, self._server, self._interval_s = telemetry, server_name, interval_s
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, telemetry: CaptureTelemetry, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
+        super().__init__(server_name, interval_s)
+        self._telemetry = telemetry
         self._calls = self._counter("model_calls", "Model calls that ended.", "dialect", "status", "category")
         self._tokens = self._counter("model_call_tokens", "Tokens as reported.", "dialect", "direction")
         self._latency = self._histogram(
@@ -45,17 +105,9 @@ class MetricsPublisher:
         )
         self._dropped = self._counter("model_capture_values_dropped", "Values that the histograms did not see.")
 
-    def start(self) -> None:
-        """Begin to publish, on the running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def close(self) -> None:
-        """Publish what is left and stop; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            await self._drain()
+    def take(self) -> TelemetryBatch:
+        """Return what happened since the last batch."""
+        return self._telemetry.drain()
 
     def publish(self, batch: TelemetryBatch) -> None:
         """Publish one batch; blocks for as long as its single values take, some microseconds each."""
@@ -75,23 +127,48 @@ class MetricsPublisher:
         if batch.dropped_values:
             self._dropped.inc(batch.dropped_values)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self._drain()
 
-    async def _drain(self) -> None:
-        try:
-            await asyncio.to_thread(self.publish, self._telemetry.drain())
-        except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end a server
-            _log.exception("%s: what was counted could not be published", self._server)
+class TokenMetricsPublisher(_Publisher[CaptureCounts]):
+    """Publishes what the capture of training tokens counts, and how many rollouts wait for their mark to be durable.
 
-    def _counter(self, name: str, description: str, *tags: str) -> Counter:
-        counter = Counter(f"gym_ray_{name}_total", description, ("server", *tags))
-        counter.set_default_tags({"server": self._server})
-        return counter
+    Args:
+        tokens: What to read.
+        server_name: The tag ``server`` of every metric.
+        interval_s: Seconds between two looks.
+    """
 
-    def _histogram(self, name: str, description: str, bounds: tuple[float, ...], *tags: str) -> Histogram:
-        histogram = Histogram(f"gym_ray_{name}", description, list(bounds), ("server", *tags))
-        histogram.set_default_tags({"server": self._server})
-        return histogram
+    def __init__(self, tokens: TokenCapture, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
+        super().__init__(server_name, interval_s)
+        self._capture, self._published = tokens, tokens.health.counts()
+        self._resolutions = self._counter(
+            "token_resolutions", "Calls by what was decided about their parent.", "status"
+        )
+        self._failures = self._counter("token_capture_failures", "Calls whose tokens were lost to a fault in capture.")
+        self._untrainable = self._counter("token_untrainable_calls", "Calls answered without usable tokens.", "reason")
+        self._prefix = self._counter(
+            "token_prefix_calls",
+            "Calls looked at (total), with a known parent (eligible), whose engine used its tokens (supplied).",
+            "stage",
+        )
+        self._pending = self._gauge("token_marks_pending", "Rollouts that lost tokens and are not marked yet.")
+
+    def take(self) -> CaptureCounts:
+        """Return the counts, and set the number of marks that wait."""
+        self._pending.set(len(self._capture.unmarked()))
+        return self._capture.health.counts()
+
+    def publish(self, batch: CaptureCounts) -> None:
+        """Publish what was added since the last batch."""
+        before, self._published = self._published, batch
+        for status, count in batch.resolutions.items():
+            _add(self._resolutions, count - before.resolutions.get(status, 0), {"status": status})
+        _add(self._failures, batch.failures - before.failures, {})
+        for reason, count in batch.untrainable.items():
+            _add(self._untrainable, count - before.untrainable.get(reason, 0), {"reason": reason})
+        for stage in ("total", "eligible", "supplied"):
+            _add(self._prefix, getattr(batch.prefix, stage) - getattr(before.prefix, stage), {"stage": stage})
+
+
+def _add(counter: Counter, count: int, tags: dict[str, str]) -> None:
+    if count > 0:
+        counter.inc(count, tags)

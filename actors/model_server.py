@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
-from gym_ray.actors.metrics import MetricsPublisher
+from gym_ray.actors.metrics import MetricsPublisher, TokenMetricsPublisher
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
@@ -21,6 +22,8 @@ from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.config import build_token_capture
 
 __all__ = ["ModelServerHost"]
+
+_log = logging.getLogger(__name__)
 
 
 class ModelServerHost(HttpHost):
@@ -41,7 +44,7 @@ class ModelServerHost(HttpHost):
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
-        self._metrics: MetricsPublisher | None = None
+        self._metrics: list[MetricsPublisher | TokenMetricsPublisher] = []
         self._child: ChildInterpreter[Any] = ChildInterpreter(body_work)
         super().__init__(server_name, host, port)
 
@@ -57,9 +60,7 @@ class ModelServerHost(HttpHost):
             await engine.ready(self._settings.model_endpoint_timeout_s, on_wait=self._say_why)
         self._writer = await asyncio.to_thread(self._open_writer)
         self._tokens = await asyncio.to_thread(self._open_tokens)
-        if self._writer is not None:
-            self._metrics = MetricsPublisher(self._writer.telemetry, self._server_name)
-            self._metrics.start()
+        self._publish_metrics()
         return build_app(
             engine,
             server_name=self._server_name,
@@ -69,6 +70,14 @@ class ModelServerHost(HttpHost):
             child=self._child,
             tokens=self._tokens,
         )
+
+    def _publish_metrics(self) -> None:
+        if self._writer is not None:
+            self._metrics.append(MetricsPublisher(self._writer.telemetry, self._server_name))
+        if self._tokens is not None:
+            self._metrics.append(TokenMetricsPublisher(self._tokens, self._server_name))
+        for publisher in self._metrics:
+            publisher.start()
 
     def _say_why(self, reason: str) -> None:
         self._waits_for = f"{self._server_name}: {reason}"
@@ -116,8 +125,15 @@ class ModelServerHost(HttpHost):
             await self._engine.aclose()
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
-        if self._tokens is not None:
-            await self._tokens.aclose()
-        if self._metrics is not None:
-            await self._metrics.close()
+        await self._close_tokens()
+        for publisher in self._metrics:
+            await publisher.close()
         await asyncio.to_thread(self._child.close)
+
+    async def _close_tokens(self) -> None:
+        if self._tokens is None:
+            return
+        try:
+            await self._tokens.aclose()
+        except Exception:  # noqa: BLE001 - boundary: a sink may raise anything, and the rest is still to be closed
+            _log.exception("%s: its token capture did not end well", self._server_name)

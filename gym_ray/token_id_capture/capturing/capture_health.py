@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gym_ray.token_id_capture.records import ParentResolutionStatus
 
-__all__ = ["CaptureHealth", "PrefixCounts"]
+__all__ = ["CaptureCounts", "CaptureHealth", "PrefixCounts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,23 @@ class PrefixCounts:
     supplied: int = 0
     eligible: int = 0
     total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCounts:
+    """All counts at one moment.
+
+    Attributes:
+        resolutions: Decisions about parents, by status.
+        failures: Calls whose record was lost to a fault in capture.
+        untrainable: Calls that an engine answered without usable tokens, by reason.
+        prefix: Calls whose engine could be given the parent's tokens.
+    """
+
+    resolutions: Mapping[str, int]
+    failures: int
+    untrainable: Mapping[str, int]
+    prefix: PrefixCounts
 
 
 class CaptureHealth:
@@ -70,16 +88,20 @@ class CaptureHealth:
 
     def snapshot(self) -> dict[str, Any]:
         """Return decisions by status, and the number of lost records, as B81 lays them out."""
+        counts = self.counts()
+        return {"resolutions": dict(counts.resolutions), "capture_failures": counts.failures}
+
+    def counts(self) -> CaptureCounts:
+        """Return everything that was counted."""
         with self._lock:
             resolutions = {str(status): self._resolutions[status] for status in ParentResolutionStatus}
-            return {"resolutions": resolutions, "capture_failures": self._failures}
+            prefix = PrefixCounts(self._prefix["supplied"], self._prefix["eligible"], self._prefix["total"])
+            return CaptureCounts(resolutions, self._failures, dict(self._untrainable), prefix)
 
     def untrainable_calls(self) -> dict[str, int]:
         """Return how many calls were untrainable, by reason."""
-        with self._lock:
-            return dict(self._untrainable)
+        return dict(self.counts().untrainable)
 
     def prefix_counts(self) -> PrefixCounts:
         """Return how often a parent's tokens went in."""
-        with self._lock:
-            return PrefixCounts(self._prefix["supplied"], self._prefix["eligible"], self._prefix["total"])
+        return self.counts().prefix
