@@ -2,6 +2,7 @@
 
 Only what is proved is linked. What cannot be proved starts a fragment and is named, so that the rollout is masked: a
 wrong link is worse than a lost sample. Time is linear in the stored tokens and memory in the calls; nothing recurses.
+How the last call is found (B111-B115) and how a chain is laid out as a response (B116-B118) have their names here too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from gym_ray.token_id_capture.building.chains import (
     trace_chains,
 )
 from gym_ray.token_id_capture.building.linking import Links, link_calls, path_of
+from gym_ray.token_id_capture.building.projection import (
+    assert_prefix_contiguity,
+    project_chain_to_output_items,
+    project_main_chain_response,
+)
 from gym_ray.token_id_capture.building.proving import prove_records
 from gym_ray.token_id_capture.building.retries import Retries, settle_retries
+from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
 
@@ -40,6 +47,11 @@ __all__ = [
     "BuildOutput",
     "Chain",
     "ChainLink",
+    "TerminalAttribution",
+    "assert_prefix_contiguity",
+    "project_chain_to_output_items",
+    "project_main_chain_response",
+    "resolve_terminal",
     "run_builder",
 ]
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import inspect
 import pickle
 from array import array
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,105 @@ BASE: dict[str, Any] = {
 }
 
 
-def test_every_name_of_the_contract_is_there() -> None:
-    for name in records.__all__:
-        assert hasattr(records, name)
+# The contract's page of this module, name by name.
+FIELDS: dict[str, tuple[str, Any]] = {
+    "schema_version": ("int", 1),
+    "rollout_id": ("str", ...),
+    "model_call_id": ("str", ...),
+    "model": ("str", ""),
+    "prompt_token_ids": ("list[int]", ...),
+    "generation_token_ids": ("list[int]", ...),
+    "generation_log_probs": ("list[float]", ...),
+    "routed_experts": ("Any | None", None),
+    "output_items": ("list[dict]", []),
+    "token_item_index": ("int | None", None),
+    "response_id": ("str | None", None),
+    "created_at": ("float", 0.0),
+    "parent_call_id": ("str | None", None),
+    "cum_len": ("int | None", None),
+    "digest": ("str | None", None),
+    "parent_resolution": ("ParentResolutionStatus | None", None),
+    "parent_resolution_reason": ("str", ""),
+    "continuation_fingerprint": ("str", ""),
+    "continuation_context_len": ("int", 0),
+    "continuation_context_digest": ("str", ""),
+    "fingerprint_version": ("int | None", None),
+    "prompt_is_delta": ("bool", False),
+    "prefix_requested": ("bool", False),
+    "prefix_supplied": ("bool", False),
+}
+TYPES: dict[str, Any] = {
+    "Any | None": Any | None,
+    "ParentResolutionStatus | None": ParentResolutionStatus | None,
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "int | None": int | None,
+    "list[dict]": list[dict[Any, Any]],
+    "list[float]": list[float],
+    "list[int]": list[int],
+    "str": str,
+    "str | None": str | None,
+}
+SIGNATURES = {
+    "compute_digest": {"token_ids": ...},
+    "cumulative_tokens": {"entry": ...},
+    "encode_token_ids": {"token_ids": ...},
+    "extract_token_fields": {"response_json": ...},
+    "response_to_output_items": {"payload": ...},
+    "stamp_lineage": {"entry": ..., "parent_call_id": ..., "parent_resolution": None, "cumulative": None},
+    "strip_token_fields": {"items": ...},
+}
+CONSTANTS = {
+    "DIGEST_VERSION": 1,
+    "TOKEN_ENTRY_MIN_SCHEMA_VERSION": 1,
+    "TOKEN_ENTRY_RECORD_SCHEMA_VERSION": 1,
+    "TOKEN_FIELDS": ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
+    "_DIGEST_DOMAIN": b"nemo-gym-tokens",
+    "_EMPTY_DIGEST": "2e222d36d0c6ae1db1ec18b3f96d9a46df5db61b40137bbfbac4cdf0acde9763",
+    "UNRESOLVED_PARENT_REASON": "unresolved_parent",
+    "UNCOMMITTED_CALL_REASON": "request_finished_without_staged_coordinates",
+    "LEDGER_ROW_MISSING_RESPONSE_ID_REASON": "ledger_row_missing_response_id",
+    "LEDGER_ROW_MISSING_CHAIN_HASH_REASON": "ledger_row_missing_chain_hash",
+}
+
+
+def test_every_constant_of_the_contract_has_its_value() -> None:
+    assert {name: getattr(records, name) for name in CONSTANTS} == CONSTANTS
+    assert {*CONSTANTS, *SIGNATURES, "ParentResolutionStatus", "TokenEntry"} <= set(records.__all__)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_function_of_the_contract_takes_its_arguments(name: str) -> None:
+    taken = inspect.signature(getattr(records, name)).parameters
+    assert {each.name: ... if each.default is each.empty else each.default for each in taken.values()} == (
+        SIGNATURES[name]
+    )
+    assert {each.kind for each in taken.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+def test_a_record_has_exactly_the_fields_of_the_contract() -> None:
     assert TokenEntry.model_config == {"extra": "allow"}
-    assert records.UNRESOLVED_PARENT_REASON == "unresolved_parent"
-    assert records.UNCOMMITTED_CALL_REASON == "request_finished_without_staged_coordinates"
-    assert records.LEDGER_ROW_MISSING_RESPONSE_ID_REASON == "ledger_row_missing_response_id"
-    assert records.LEDGER_ROW_MISSING_CHAIN_HASH_REASON == "ledger_row_missing_chain_hash"
+    assert callable(TokenEntry._refuse_a_newer_record)
+    declared = TokenEntry.model_fields
+    assert {
+        name: ... if field.is_required() else field.get_default(call_default_factory=True)
+        for name, field in declared.items()
+    } == {name: default for name, (_, default) in FIELDS.items()}
+    assert {name: field.annotation for name, field in declared.items()} == {
+        name: TYPES[kind] for name, (kind, _) in FIELDS.items()
+    }
+
+
+def test_statuses_are_an_enumeration_that_reads_as_text() -> None:
+    assert issubclass(ParentResolutionStatus, Enum)
+    assert {status.name: status.value for status in ParentResolutionStatus} == {
+        "ROOT": "root",
+        "RESOLVED": "resolved",
+        "UNRESOLVED": "unresolved",
+    }
+    with pytest.raises(ValidationError, match="parent_resolution"):
+        TokenEntry(**BASE, parent_resolution="ROOT")
 
 
 @pytest.mark.parametrize(
