@@ -230,6 +230,34 @@ async def test_weight_versions_are_stamped_and_the_engines_own_are_kept() -> Non
     assert extras.token_in == "render"
 
 
+async def test_an_empty_generation_is_a_record_like_any_other(kept: TokenCapture, store: TokenCaptureStore) -> None:
+    """B88: calls that continue it are linked through it."""
+    await call(kept, "c0", [QUESTION], "A0", tokens([1, 2], []))
+    snapshot = await store.freeze("r0")
+    (entry,) = snapshot.packed
+    assert (entry.generation_token_ids.size, entry.cum_len, snapshot.incomplete) == (0, 2, False)
+
+
+@pytest.mark.parametrize("answered", [{"id": ""}, {"id": None}, {}])
+async def test_an_answer_without_an_id_gets_none(answered: dict[str, Any]) -> None:
+    """B85: an id that no client received would be a wrong witness of a rollout's end."""
+    sink = NotingTokenSink()
+    kept = TokenCapture(sink, None)
+    await kept.begin("r0", "c0").commit({**answered, "choices": [{"message": said("A0")}]}, tokens([1], [2]))
+    await kept.aclose()
+    assert [entry.response_id for entry in sink.entries] == [None]
+
+
+async def test_a_request_without_turns_of_the_model_is_a_root_that_nobody_is_asked_about() -> None:
+    """B79: a lineage store that is away costs no first call its record."""
+    sink = NotingTokenSink()
+    kept = TokenCapture(sink, _Answers(OSError("gone")), owns_resolver=False)
+    begun = await call(kept, "c0", [QUESTION], "A0", tokens([1], [2]))
+    await kept.aclose()
+    assert begun.resolution == LineageResolution(ParentResolutionStatus.ROOT)
+    assert [entry.parent_resolution for entry in sink.entries] == [ParentResolutionStatus.ROOT]
+
+
 async def test_an_unknown_version_leaves_no_stamp() -> None:
     sink = NotingTokenSink()
     kept = TokenCapture(sink, None)

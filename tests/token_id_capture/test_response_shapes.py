@@ -98,3 +98,10 @@ def test_nested_content_is_shared_and_messages_are_copied() -> None:
     [stripped], _ = strip_token_fields([item])
     assert stripped is not item
     assert stripped["content"] is item["content"]
+
+
+def test_an_output_list_counts_even_if_nothing_in_it_is_an_item() -> None:
+    choices = [{"message": {"content": "A"}}]
+    assert response_to_output_items({"output": ["x"], "choices": choices}) == []
+    for nothing in ([], None, "x"):
+        assert [item["content"] for item in response_to_output_items({"output": nothing, "choices": choices})] == ["A"]

@@ -207,7 +207,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     directory = Path(metafunc.config.getoption("--vectors"))
     document = json.loads((directory / "B_store.json").read_text("utf-8"))
     name = metafunc.function.__name__.removeprefix("test_")
-    cases = document.get(name, [])
+    cases = document[name]
     ids = [case.get("name", str(number)) for number, case in enumerate(cases)]
     metafunc.parametrize("section", cases, ids=ids)
 

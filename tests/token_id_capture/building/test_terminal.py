@@ -45,6 +45,15 @@ def test_calls_of_one_token_sequence_are_interchangeable_and_the_smallest_id_sta
     assert resolve_terminal(told.packed(), {"id": "resp_2"}).reason == "response_id_ambiguous,response_has_no_output"
 
 
+def test_a_whole_record_and_a_delta_of_one_sequence_are_interchangeable() -> None:
+    told = rollout()
+    told.call("c2b", [3], [4], "c1", delta=False, response_id="resp_2")
+    assert [record.prompt_is_delta for record in told.packed()] == [False, True, False]
+    assert resolve_terminal(told.packed(), {"id": "resp_2"}).model_call_id == "c2"
+    told.records["c2b"]["digest"] = None  # what claims nothing is compared by its arrays
+    assert resolve_terminal(told.packed(), {"id": "resp_2"}).model_call_id is None
+
+
 def test_deltas_of_different_parents_are_different_sequences() -> None:
     told = rollout()
     told.call("d1", [7], [2], response_id="resp_x")
