@@ -155,6 +155,8 @@ def _read(sampled: Sequence[int]) -> str:
 
 
 def _character(token: int) -> str:
+    if token == _LINE_END:
+        return "\n"
     return chr(token - (_FIRST_CHARACTER if token >= _FIRST_CHARACTER else _SAMPLED_OFFSET))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gym_ray.model_server.vllm.continuation import (
     Glue,
+    common_end,
     continued,
     last_turn,
     may_continue,
@@ -20,7 +21,13 @@ from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
 
 RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
-TURNS = [{"role": "user"}, {"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}, {"role": "user"}]
+TURNS = [
+    {"role": "user"},
+    {"role": "assistant", "tool_calls": [{}]},
+    {"role": "tool"},
+    {"role": "assistant", "content": "a"},
+    {"role": "user"},
+]
 
 
 def parent(ids: list[int], generated: int = 1, ended_by: str = "eos") -> ParentTokens:
@@ -108,6 +115,31 @@ def test_requests_that_are_not_plain_stay_text(members: dict[str, Any]) -> None:
 )
 def test_the_last_turn_is_found(messages: Any, at: int | None) -> None:
     assert last_turn({"messages": messages}) == at
+
+
+@pytest.mark.parametrize(
+    "nothing", [{}, {"content": None}, {"content": ""}, {"content": []}, {"content": [{"type": "text", "text": ""}]}]
+)
+def test_an_empty_turn_hides_the_last_one_that_says_something(nothing: dict[str, Any]) -> None:
+    # B37: it is recognised as the answer before it, and would take along what stands between the two
+    assert last_turn({"messages": [*TURNS, {"role": "assistant", **nothing}]}) is None
+    assert last_turn({"messages": [{"role": "assistant", **nothing}, *TURNS]}) == 4
+
+
+@pytest.mark.parametrize(
+    "something", [{"content": "a"}, {"content": [{"type": "text", "text": "a"}]}, {"content": [{"type": "refusal"}]}]
+)
+def test_a_turn_that_says_something_is_the_last_one(something: dict[str, Any]) -> None:
+    assert last_turn({"messages": [*TURNS, {"role": "assistant", **something}]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [([1, 2, 3], [9, 2, 3], 2), ([1], [5, 6, 1], 1), ([5, 6, 1], [6, 1], 2), ([1], [2], 0), ([], [2], 0), ([], [], 0)],
+)
+def test_what_two_renderings_have_in_common_at_their_ends(one: list[int], other: list[int], common: int) -> None:
+    assert common_end(pack_token_ids(one), pack_token_ids(other)) == common
+    assert common_end(pack_token_ids([2**40, *other]), pack_token_ids(one)) == common
 
 
 def test_a_conversation_is_cut_behind_a_turn_without_being_changed() -> None:

@@ -112,6 +112,43 @@ async def test_a_tool_call_is_continued_although_it_does_not_say_how_it_ended() 
     assert json.loads(text)["choices"][0]["message"]["content"] == "fine"
 
 
+CALL = {"id": "k1", "type": "function", "function": {"name": "look", "arguments": "{}\n"}}
+CALLED: dict[str, Any] = {
+    "messages": [*FIRST["messages"], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+}
+RESULT = {"role": "tool", "tool_call_id": "k1", "content": "sunny"}
+
+
+async def test_a_tool_call_that_was_cut_at_a_token_of_the_glue_stays_text() -> None:
+    # cut behind its line end, and the server says "tool_calls": the line end of the template is no end of a turn
+    line_end = 3
+    model = FakeVllm([[*spelled("CALL {}"), line_end], [*spelled("fine"), END], [*spelled("fine"), END]])
+    async with linked_vllm(model.script, scale_out=True) as link:
+        first, text = await link.answer(FIRST)
+        assert json.loads(text)["choices"][0]["finish_reason"] == "tool_calls"
+        cut = parent_of(exact_tokens(first))
+        assert (cut.ended_by, cut.token_ids[-1]) == ("", line_end)
+        for _ in range(2):
+            second, _ = await link.answer({"messages": [*CALLED["messages"], RESULT]}, cut)
+            assert not exact_tokens(second).prefix_requested
+    assert link.paths == [CHAT_ROUTE, *[RENDER, RENDER, RENDER, CHAT_ROUTE] * 2]
+
+
+@pytest.mark.parametrize("more", [[], [{"role": "user", "content": "go on"}]])
+async def test_nothing_between_an_answer_and_an_empty_turn_is_lost(more: list[dict[str, Any]]) -> None:
+    # W32: the empty turn is recognised as the answer before it, and the tool's result stands between the two
+    turns = [*CALLED["messages"], RESULT, {"role": "assistant", "content": ""}, *more]
+    for options in ({"scale_out": True}, {"supply_prefix_token_ids": True}):
+        async with linked_vllm(model_of("CALL {}\n", "fine", takes_prefix=True).script, **options) as link:
+            first, _ = await link.answer(FIRST)
+            second, _ = await link.answer({"messages": turns}, parent_of(exact_tokens(first)))
+        assert link.paths == [CHAT_ROUTE, CHAT_ROUTE]
+        assert "required_prefix_token_ids" not in link.sent[1]
+        tokens = exact_tokens(second)
+        assert not tokens.prefix_requested
+        assert "sunny" in "".join(chr(token - 10_000) for token in tokens.prompt_token_ids.tolist() if token > 10_000)
+
+
 async def test_the_recordings_lead_from_rendering_to_an_answer() -> None:
     turn = json.loads(recording("render_no_generation_prompt")["body"])["token_ids"]
     other = json.dumps({"token_ids": [*turn[:29], 70, 71, 6]}).encode()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gym_ray.token_id_capture.adapters.vllm import MESSAGE_FIELDS
+from gym_ray.token_id_capture.records import TOKEN_ARRAYS
 
 __all__ = ["ClientView"]
 
@@ -90,7 +90,7 @@ def _to_null(members: dict[str, Any], name: str) -> bool:
 def _without_fields(message: object) -> bool:
     if not isinstance(message, dict):
         return False
-    carried = [name for name in MESSAGE_FIELDS if name in message]
+    carried = [name for name in TOKEN_ARRAYS if name in message]
     for name in carried:
         del message[name]
     return bool(carried)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, join_tokens, starts_with
 
-__all__ = ["Glue", "continued", "last_turn", "may_continue", "turn_only", "with_other_words"]
+__all__ = ["Glue", "common_end", "continued", "last_turn", "may_continue", "turn_only", "with_other_words"]
 
 _ENDS: Final = ("eos", "")
 """How a parent may have ended. One with tool calls need not say it; its last token is then proven by rendering."""
@@ -62,12 +62,24 @@ def may_continue(body: Mapping[str, Any], parent: ParentTokens) -> bool:
 
 
 def last_turn(body: Mapping[str, Any]) -> int | None:
-    """Return the index of the last assistant message, None when there is none."""
+    """Return the index of the assistant message that a parent's answer ends with; None when it cannot be told.
+
+    It is the last one, unless that says nothing. An empty turn behind an answer changes nothing of what a conversation
+    is recognised by (B37), and what stands between the two would be lost with it.
+    """
     messages = body.get("messages")
-    if not isinstance(messages, list):
-        return None
-    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
-    return max((index for index, role in enumerate(roles) if role == "assistant"), default=None)
+    for index, message in reversed([*enumerate(messages)] if isinstance(messages, list) else []):
+        if isinstance(message, Mapping) and message.get("role") == "assistant":
+            return index if _says_something(message) else None
+    return None
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    if message.get("tool_calls") or message.get("function_call"):
+        return True
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return any(part.get("text") != "" if isinstance(part, Mapping) else bool(part) for part in parts)
 
 
 def turn_only(body: Mapping[str, Any], at: int) -> dict[str, Any]:
@@ -84,6 +96,13 @@ def with_other_words(body: Mapping[str, Any], at: int) -> dict[str, Any]:
     other = turn_only(body, at)
     other["messages"] = [*other["messages"][:-1], {"role": "assistant", "content": _OTHER_WORDS}]
     return other
+
+
+def common_end(one: TokenArray, other: TokenArray) -> int:
+    """Return how many tokens two renderings have in common at their ends."""
+    size = min(one.size, other.size)
+    differing = (one[one.size - size :] != other[other.size - size :]).nonzero()[0]
+    return size - 1 - int(differing[-1]) if differing.size else size
 
 
 def continued(parent: ParentTokens, whole: TokenArray, turn: TokenArray, glue: Glue) -> TokenArray | None:

@@ -19,6 +19,7 @@ from gym_ray.model_server.aside import aside
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.continuation import (
     Glue,
+    common_end,
     continued,
     last_turn,
     may_continue,
@@ -100,7 +101,10 @@ class TokenIn:
         whole, turn = _ids(rendered), _ids(await self._post(_RENDER, turn_only(chat, at), size))
         end = int(parent.token_ids[-1])
         glue = Glue.of(turn, end)
-        if glue is None or not await self._is_the_templates(glue, with_other_words(chat, at), size):
+        if glue is None:
+            return None
+        unsure = None if parent.ended_by else turn
+        if not await self._is_the_templates(glue, unsure, with_other_words(chat, at), size):
             return None
         prompt = continued(parent, whole, turn, glue)
         request = None if prompt is None else _generation(rendered, chat, prompt, whole)
@@ -124,8 +128,19 @@ class TokenIn:
         }
         return Generated(answer, await self._post(_DERENDER, derender, size))
 
-    async def _is_the_templates(self, glue: Glue, other_words: Mapping[str, Any], size: int) -> bool:
-        """Whether the template, and not the parent's words, puts this behind the end of a turn; asked once a glue."""
+    async def _is_the_templates(
+        self, glue: Glue, unsure_turn: TokenArray | None, other_words: Mapping[str, Any], size: int
+    ) -> bool:
+        """Whether the template, and not the parent's words, puts this behind the end of a turn; asked once a glue.
+
+        Args:
+            glue: What stands behind the last token of the parent.
+            unsure_turn: The parent's turn, rendered, where nobody said that its last token ends a turn. A call that was
+                cut may end in a token of the glue itself, such as a line end; so its last token has to be the first of
+                all that the template puts there.
+            other_words: The request, its turn saying something else.
+            size: About how large it is, in bytes.
+        """
         if glue in self._proven:
             self._proven.move_to_end(glue)
             return True
@@ -136,6 +151,8 @@ class TokenIn:
             _log.warning("a call is not continued from tokens, for the end of a turn cannot be proven: %s", error)
             return False
         if Glue.of(other, glue.end) != glue:
+            return False
+        if unsure_turn is not None and common_end(unsure_turn, other) != glue.size + 1:
             return False
         self._proven[glue] = None
         if len(self._proven) > _KEPT_GLUES:

@@ -24,6 +24,7 @@ from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 from gym_ray.model_server.heavy_bodies import HeavyBody
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.client_view import ClientView
+from gym_ray.model_server.vllm.continuation import last_turn
 from gym_ray.model_server.vllm.stream import ClientStream
 from gym_ray.model_server.vllm.token_in import Continuation, Generated, TokenIn
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
@@ -113,7 +114,7 @@ class VllmTokenCalls:
         if call.request.stream:
             own = call.body.get("stream_options")
             added["stream_options"] = {**(own if isinstance(own, Mapping) else {}), "include_usage": True}
-        if parent is not None and self._behaviour.supply_prefix_token_ids and call.body.get(REQUIRED_PREFIX) is None:
+        if parent is not None and self._supplies_prefix(call.body):
             added[REQUIRED_PREFIX] = parent.token_ids.tolist()
             call = replace(call, prefix=SuppliedPrefix(parent.token_ids, "required_prefix"))
         raw = await _encoded(call, added)
@@ -121,6 +122,10 @@ class VllmTokenCalls:
         if reply.status >= 400:
             return reply
         return self._streamed(call, reply) if _is_stream(reply) else await self._whole(call, reply)
+
+    def _supplies_prefix(self, body: Mapping[str, Any]) -> bool:
+        supplies = self._behaviour.supply_prefix_token_ids and body.get(REQUIRED_PREFIX) is None
+        return supplies and last_turn(body) is not None
 
     def _streamed(self, call: _Call, reply: EngineAnswer) -> EngineAnswer:
         tokens = ChatTokenStream(call.asked)
