@@ -48,7 +48,8 @@ async def finalize_rollout_token_capture(
     ``_ng_token_capture`` becomes the metrics, with the error if there is one; ``mask_sample`` becomes true if the
     rollout is masked and is never cleared. A record that has tokens already, or that an earlier finalisation masked,
     stays as it is. Training rows, if wanted, become ``_ng_training_rows``: with ``all`` each chain is a row with a
-    verdict of its own, also where the record as a whole is masked because it has several.
+    verdict of its own, also where the record as a whole is masked because it has several. Rows of a record that was
+    masked before, by whoever scored it, are masked with it.
 
     Never raises for what the record, the source or the capture hold, and never retires anything.
 
@@ -76,6 +77,8 @@ async def finalize_rollout_token_capture(
         return _refuse(result, NO_CAPTURE_KEY, problem)
     try:
         build = await _build(result, rollout_id, source, rows)
+        if result.get("mask_sample"):
+            _mask_rows(build)
         _put_into(result, build)
     except Exception as error:  # noqa: BLE001 - one rollout's capture must not end a run; it is masked and says why (B122)
         _log.warning("%s: token capture could not be finalised", rollout_id, exc_info=True)
@@ -168,6 +171,13 @@ async def _build(result: Mapping[str, Any], rollout_id: str, source: TokenSource
 def _text(body: Mapping[str, Any] | None, name: str) -> str | None:
     value = None if body is None else body.get(name)
     return None if value is None or value == "" else str(value)
+
+
+def _mask_rows(build: Mapping[str, Any]) -> None:
+    """Mask the rows of a record that is no sample, whatever its tokens prove: its reward is no measurement."""
+    for row in build.get("training_rows", ()):
+        row["mask_sample"] = True
+        row["reasons"] = [ALREADY_MASKED, *row["reasons"]]
 
 
 def _put_into(result: MutableMapping[str, Any], build: Mapping[str, Any]) -> None:

@@ -183,8 +183,10 @@ async def test_what_was_lost_masks_every_row(setting: Setting) -> None:
 
 async def test_a_rollout_that_its_scorer_masked_keeps_its_evidence(setting: Setting) -> None:
     await setting.store.put(entry())
-    record, _ = await setting.join(reply(mask_sample=True))
+    record, _ = await setting.join(reply(mask_sample=True), rows="all")
     assert record["response"]["output"][0]["generation_token_ids"] == [3, 4]
+    (row,) = record["_ng_training_rows"]
+    assert (row["mask_sample"], row["reasons"]) == (True, ["already_masked"])
     assert len(setting.store.read_entries(JOB.rollout_id)) == 1
 
 
