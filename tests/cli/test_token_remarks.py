@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
 
+from gym_ray.cli import env, evaluate
+from gym_ray.cli.app import main
 from gym_ray.cli.token_remarks import check_source, collection_remarks, print_warnings, server_remarks
-from gym_ray.errors import SettingsError
+from gym_ray.errors import ClusterError, SettingsError
 from gym_ray.settings import CallableAgentOptions, RunSettings, ServerSettings
 
 IN_SINK = {"enabled": True, "sink": "m:Sink", "lineage_store": "m:Lineage"}
@@ -70,3 +76,47 @@ def test_records_cannot_get_what_a_sink_keeps_without_a_source() -> None:
         check_source(settings(IN_SINK))
     for block in ({}, FILES, {**IN_SINK, "source": "m:Source"}, {**IN_SINK, "rebuild_response": False}):
         check_source(settings(block))
+
+
+def no_ray(*_: object, **__: object) -> NoReturn:
+    raise ClusterError("no Ray here")
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "said"),
+    [
+        ("eval", (), "warning token_id_capture is enabled and no tokens are captured: the agent a takes no part; set"),
+        ("env", ("++token_id_capture.dir=/t",), "warning token_id_capture.dir is not used: the sink m:Sink keeps"),
+        ("eval", ("++token_id_capture.source=null",), "error: settings: token_id_capture.source: is required"),
+    ],
+)
+def test_a_command_says_it_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    overrides: tuple[str, ...],
+    said: str,
+) -> None:
+    for module in (env, evaluate):
+        monkeypatch.setattr(module, "ray_session", no_ray)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    block = {**IN_SINK, "source": "m:Source"}
+    servers = {
+        "policy_model": {"responses_api_models": {"local_model": {}}},
+        "a": {"responses_api_agents": {"callable_agent": {"callable": "m:f"}}},
+    }
+    Path("run.yaml").write_text(json.dumps({"token_id_capture": block, "head_server": {"port": port}, **servers}))
+    Path("rows.jsonl").write_text('{"agent_ref": {"name": "a"}, "responses_create_params": {"input": "q"}}\n')
+    files = ("--input", "rows.jsonl", "--output", "out.jsonl") if command == "eval" else ()
+    arguments = (command, "run" if command == "eval" else "start", "--config", "run.yaml", *files, *overrides)
+    monkeypatch.setattr(sys, "argv", ["gym-ray", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[0].startswith(said)
+    assert err[-1] == ("error: no Ray here" if said.startswith("warning") else err[0])
