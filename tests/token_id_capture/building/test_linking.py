@@ -41,6 +41,18 @@ def test_a_lost_call_is_not_taken_for_tool_text() -> None:
     assert (out.doubts, out.notes.terminal_chain) == ({"m": "parent_call_id_missing"}, "broken")
 
 
+def test_a_call_behind_a_broken_delta_is_not_linked_past_it() -> None:
+    """W27: the broken call's tokens would be delivered as tool text on the way to the named end."""
+    rollout = TokenRollout()
+    rollout.call("c1", [1, 2, 3], [10, 11])
+    rollout.call("broken", [4], [12], "c1", digest="0" * 64)
+    rollout.call("m", [5], [13], "broken", delta=False)
+    out = run_builder(rollout.packed(), terminal_call_id="m")
+    assert paths(out) == [["c1"], ["m"]]
+    assert out.doubts == {"broken": "delta_chain_unreconstructable", "m": "parent_call_id_missing"}
+    assert out.notes.terminal_chain == "broken"
+
+
 def test_a_call_that_generated_nothing_hides_no_lost_call_before_it() -> None:
     rollout = TokenRollout(deltas=False)
     rollout.call("c1", [1, 2, 3], [10, 11])
