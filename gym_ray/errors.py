@@ -16,7 +16,10 @@
     │   ├── RefusedRecordError   a record that could not be read back was not stored          (ValueError)
     │   ├── DamagedRecordError   a stored line is no record of its rollout                    (ValueError)
     │   ├── StaleCursorError     the records that a cursor points into were replaced or cut
-    │   └── RequiredPrefixError  an engine did not prove that it continued its parent's tokens  (RuntimeError)
+    │   ├── RequiredPrefixError  an engine did not prove that it continued its parent's tokens  (RuntimeError)
+    │   ├── NonFiniteLogProbError  a log probability is NaN or infinite                       (ValueError)
+    │   ├── SeveralCarriersError   more than one item of an answer carries tokens             (ValueError)
+    │   └── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
     ├── EngineError              the engine behind a model server; carries status and body
     │   ├── EngineUnavailableError   no connection, or the engine is not ready
     │   ├── EngineConnectionError    the connection broke in the middle of an answer
@@ -134,6 +137,30 @@ class RequiredPrefixError(CaptureError, RuntimeError):
 
     Args:
         reason: ``prefix_removed``, ``prefix_unproven`` or ``prefix_not_applied``.
+        detail: What was found.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+class NonFiniteLogProbError(CaptureError, ValueError):
+    """A log probability is NaN or infinite (W21); the message has its index."""
+
+
+class SeveralCarriersError(CaptureError, ValueError):
+    """More than one item of an answer carries tokens, so that nothing tells which are the call's (B19, B24)."""
+
+
+class UnusableTokensError(CaptureError, ValueError):
+    """No record can be made of the tokens of a call.
+
+    Args:
+        reason: A code, as a rollout is marked with.
         detail: What was found.
     """
 

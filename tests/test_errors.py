@@ -18,6 +18,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "AgentError": ("agent_run_error", "broke", 500, "text"),
     "AgentTimeoutError": ("late",),
     "RequiredPrefixError": ("prefix_unproven", "the answer has no list of prompt token ids"),
+    "UnusableTokensError": ("length_mismatch", "3 generated ids, 2 log probs"),
     "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
 
@@ -53,6 +54,9 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
         (errors.RecordConflictError, ValueError),
         (errors.RefusedRecordError, ValueError),
         (errors.DamagedRecordError, ValueError),
+        (errors.NonFiniteLogProbError, ValueError),
+        (errors.SeveralCarriersError, ValueError),
+        (errors.UnusableTokensError, ValueError),
     ],
 )
 def test_refusals_of_token_capture_are_also_of_a_builtin_kind(

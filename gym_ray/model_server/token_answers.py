@@ -7,8 +7,8 @@ from typing import Any
 
 from gym_ray.dialects import MESSAGES
 from gym_ray.dialects.conversion import messages_to_responses
-from gym_ray.errors import UnsupportedRequestError
-from gym_ray.token_id_capture.capturing.record_building import RecordError, ServedAnswer, tokens_of_fields
+from gym_ray.errors import UnsupportedRequestError, UnusableTokensError
+from gym_ray.token_id_capture.capturing.record_building import ServedAnswer, tokens_of_fields
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
 from gym_ray.token_id_capture.records import TOKEN_FIELDS, response_to_output_items
 from gym_ray.token_id_capture.request_items import request_items
@@ -93,7 +93,7 @@ def tokens_in(answer: Mapping[str, Any]) -> TokenOutcome | None:
     try:
         fields = ServedAnswer.of(answer, extract=True).token_fields
         return None if fields is None else tokens_of_fields(fields)
-    except RecordError as error:
+    except UnusableTokensError as error:
         return Untrainable(error.reason, error.detail)
 
 

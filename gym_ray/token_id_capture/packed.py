@@ -15,6 +15,7 @@ import numpy as np
 
 from gym_ray.token_id_capture.extras import EXTRAS_MEMBER, CallExtras
 from gym_ray.token_id_capture.records import (
+    TOKEN_ARRAYS,
     TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
     ParentResolutionStatus,
     TokenEntry,
@@ -47,7 +48,6 @@ __all__ = [
     "starts_with",
 ]
 
-_ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _ARRAY_TYPES: Final = (list, tuple, np.ndarray)
 _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {
     None: None,
@@ -117,7 +117,7 @@ class PackedEntry:
                 {
                     name: value
                     for name, value in {**entry.__dict__, **(entry.model_extra or {})}.items()
-                    if name not in _ARRAYS
+                    if name not in TOKEN_ARRAYS
                 },
             )
         except ValueError as error:
@@ -146,7 +146,7 @@ class PackedEntry:
             )
         except ValueError:
             return None
-        packed = cls(prompt, generation, log_probs, {k: v for k, v in record.items() if k not in _ARRAYS})
+        packed = cls(prompt, generation, log_probs, {k: v for k, v in record.items() if k not in TOKEN_ARRAYS})
         return None if packed._problem() else packed
 
     def _problem(self) -> str:
@@ -160,7 +160,7 @@ class PackedEntry:
 
     def entry(self) -> TokenEntry:
         """Return the record with lists of its own; what is nested in its items is shared with this one."""
-        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        arrays = {name: getattr(self, name).tolist() for name in TOKEN_ARRAYS}
         return TokenEntry.model_validate({**self.rest, **arrays})
 
     @property
@@ -272,7 +272,7 @@ class PackedEntry:
 
 
 def _is_exact(record: Mapping[str, Any]) -> bool:
-    if not {"rollout_id", "model_call_id", *_ARRAYS} <= record.keys():
+    if not {"rollout_id", "model_call_id", *TOKEN_ARRAYS} <= record.keys():
         return False
     for name, value in record.items():
         if not name.isascii():
@@ -281,7 +281,9 @@ def _is_exact(record: Mapping[str, Any]) -> bool:
             continue
         if type(value) not in _EXACT_TYPES[name] or not _is_plain(value):
             return False
-    return record.get("parent_resolution") in _STATUSES and all(type(record[name]) in _ARRAY_TYPES for name in _ARRAYS)
+    return record.get("parent_resolution") in _STATUSES and all(
+        type(record[name]) in _ARRAY_TYPES for name in TOKEN_ARRAYS
+    )
 
 
 def _is_plain(value: object) -> bool:

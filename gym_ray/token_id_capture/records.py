@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gym_ray.token_id_capture.response_shapes import (
+    TOKEN_ARRAYS,
     TOKEN_FIELDS,
     extract_token_fields,
     response_to_output_items,
@@ -36,6 +37,8 @@ __all__ = [
     "DIGEST_VERSION",
     "LEDGER_ROW_MISSING_CHAIN_HASH_REASON",
     "LEDGER_ROW_MISSING_RESPONSE_ID_REASON",
+    "MAX_DELTA_LINKS",
+    "TOKEN_ARRAYS",
     "TOKEN_ENTRY_MIN_SCHEMA_VERSION",
     "TOKEN_ENTRY_RECORD_SCHEMA_VERSION",
     "TOKEN_FIELDS",
@@ -58,6 +61,9 @@ TOKEN_ENTRY_RECORD_SCHEMA_VERSION: Final = 1
 TOKEN_ENTRY_MIN_SCHEMA_VERSION: Final = 1
 _DIGEST_DOMAIN: Final = DIGEST_DOMAIN
 _EMPTY_DIGEST: Final = EMPTY_DIGEST
+
+MAX_DELTA_LINKS: Final = 10_000
+"""How many delta records in a row are followed to a whole prompt; a longer chain is not proved (B48, B101)."""
 
 UNRESOLVED_PARENT_REASON: Final = "unresolved_parent"
 UNCOMMITTED_CALL_REASON: Final = "request_finished_without_staged_coordinates"

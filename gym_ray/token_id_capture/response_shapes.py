@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["TOKEN_FIELDS", "extract_token_fields", "response_to_output_items", "strip_token_fields"]
+from gym_ray.errors import SeveralCarriersError
 
-TOKEN_FIELDS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
-_REQUIRED: Final = TOKEN_FIELDS[:3]
+__all__ = ["TOKEN_ARRAYS", "TOKEN_FIELDS", "extract_token_fields", "response_to_output_items", "strip_token_fields"]
+
+TOKEN_ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""The fields with an entry for each token; whatever carries tokens has all three."""
+TOKEN_FIELDS: Final = (*TOKEN_ARRAYS, "routed_experts")
 
 
 def extract_token_fields(response_json: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the four token fields of a served answer, or None if nothing carries token ids (B17-B20).
 
     Raises:
-        ValueError: More than one item carries token metadata, or the only one lacks a required field.
+        SeveralCarriersError: More than one item carries token metadata; a ValueError.
+        ValueError: The only one lacks a required field.
     """
     carriers = [item for item in _carrying_items(response_json) if _carries(item)]
     if not carriers:
         return None
     if len(carriers) > 1:
-        raise ValueError(f"{len(carriers)} items of the response carry token fields; exactly one may")
-    missing = [name for name in _REQUIRED if carriers[0].get(name) is None]
+        raise SeveralCarriersError(f"{len(carriers)} items of the response carry token fields; exactly one may")
+    missing = [name for name in TOKEN_ARRAYS if carriers[0].get(name) is None]
     if missing:
         raise ValueError(f"the response item that carries token fields lacks {', '.join(missing)}")
     return {name: carriers[0].get(name) for name in TOKEN_FIELDS}
@@ -53,11 +57,13 @@ def strip_token_fields(items: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
     The given items are left as they are; what is nested in them is shared with the result.
 
     Raises:
-        ValueError: Two items carry generated tokens.
+        SeveralCarriersError: Two items carry generated tokens; a ValueError.
     """
     carriers = [at for at, item in enumerate(items) if item.get("generation_token_ids") is not None]
     if len(carriers) > 1:
-        raise ValueError(f"output items {carriers[0]} and {carriers[1]} both carry generated tokens; exactly one may")
+        raise SeveralCarriersError(
+            f"output items {carriers[0]} and {carriers[1]} both carry generated tokens; exactly one may"
+        )
     stripped = [{name: value for name, value in item.items() if name not in TOKEN_FIELDS} for item in items]
     return stripped, carriers[0] if carriers else None
 
@@ -72,7 +78,7 @@ def _carrying_items(response: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _carries(item: Mapping[str, Any]) -> bool:
-    return any(item.get(name) is not None for name in _REQUIRED)
+    return any(item.get(name) is not None for name in TOKEN_ARRAYS)
 
 
 def _with_defaults(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from gym_ray.token_id_capture.capturing.capture_context import (
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth, PrefixCounts
 from gym_ray.token_id_capture.capturing.prefix_supply import prefix_problem, put_prefix
 from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
-from gym_ray.token_id_capture.fingerprint import ConversationHasher, HashedItems
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, missing_methods
 from gym_ray.token_id_capture.protocols import TokenSink, TokenSource
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.request_items import text_input_of
+from gym_ray.token_id_capture.resolution.call_index import hashed_items
 
 __all__ = [
     "NG_CAPTURE_FIELD",
@@ -68,13 +68,9 @@ class _Process:
         self.source: TokenSource | None = None
         self.lineage_store: LineageResolver | None = None
         self.health = CaptureHealth()
-        self.services = CaptureServices(self.health, BoundedCalls(None), _hashed, asyncio.to_thread)
-
-
-def _hashed(_rollout_id: str, items: Sequence[object]) -> HashedItems:
-    hasher = ConversationHasher()
-    hasher.feed(items)
-    return HashedItems(items, hasher)
+        self.services = CaptureServices(
+            self.health, BoundedCalls(None), lambda _rollout_id, items: hashed_items(items), asyncio.to_thread
+        )
 
 
 _process = _Process()

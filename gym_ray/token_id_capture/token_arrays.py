@@ -17,6 +17,8 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_ray.errors import NonFiniteLogProbError
+
 __all__ = [
     "DIGEST_DOMAIN",
     "DIGEST_VERSION",
@@ -75,14 +77,14 @@ def pack_log_probs(values: LogProbs) -> FloatArray:
     float32 if the source is a float32 array or if every value survives float32, else float64.
 
     Raises:
-        ValueError: A value is not a number, or is NaN or infinite (W21); its index is named. Or the values are no
-            one-dimensional sequence.
+        NonFiniteLogProbError: A value is NaN or infinite (W21); its index is named. A ValueError.
+        ValueError: A value is not a number; its index is named. Or the values are no one-dimensional sequence.
     """
     packed = _float_array(np.asarray(values) if isinstance(values, memoryview | array) else values)
     finite = np.isfinite(packed)
     if not finite.all():
         at = int(np.argmin(finite))
-        raise ValueError(f"log prob {packed[at]} at index {at} is not finite")
+        raise NonFiniteLogProbError(f"log prob {packed[at]} at index {at} is not finite")
     return _frozen(_narrowed(packed))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gym_ray.errors import NonFiniteLogProbError
 from gym_ray.token_id_capture.adapters.asked import Asked
 from gym_ray.token_id_capture.adapters.log_prob_column import LogProbColumn
 from gym_ray.token_id_capture.adapters.routed_experts import fitting_experts
@@ -105,7 +106,7 @@ def settle(told: Told, asked: Asked) -> TokenOutcome:
         return Untrainable(MALFORMED_TOKENS, str(error))
     try:
         log_probs = pack_log_probs(told.log_probs.values)
-    except ValueError as error:
+    except NonFiniteLogProbError as error:
         return Untrainable(NON_FINITE_LOG_PROB, str(error))
     problem = _other_tokens(told.log_probs, generation) or _past_stop(told.stop, generation)
     if problem is not None:

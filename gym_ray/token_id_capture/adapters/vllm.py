@@ -20,10 +20,8 @@ from gym_ray.token_id_capture.adapters.asked import Asked
 from gym_ray.token_id_capture.adapters.settling import Told, counted, settle
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
-__all__ = ["MESSAGE_FIELDS", "Asked", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
+__all__ = ["Asked", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
 
-MESSAGE_FIELDS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""Members that patched workers put into a message."""
 _NOTHING_ASKED: Final = Asked()
 
 

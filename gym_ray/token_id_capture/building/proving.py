@@ -13,12 +13,12 @@ from typing import Final
 from gym_ray.token_id_capture.building.calls import Call, tokens_between
 from gym_ray.token_id_capture.extras import chain_hash
 from gym_ray.token_id_capture.packed import TokenArray, digest_packed, join_tokens
+from gym_ray.token_id_capture.records import MAX_DELTA_LINKS
 
-__all__ = ["DELTA_UNRECONSTRUCTABLE", "MAX_DELTA_LINKS", "RECORD_DIGEST_MISMATCH", "prove_records"]
+__all__ = ["DELTA_UNRECONSTRUCTABLE", "RECORD_DIGEST_MISMATCH", "prove_records"]
 
 DELTA_UNRECONSTRUCTABLE: Final = "delta_chain_unreconstructable"
 RECORD_DIGEST_MISMATCH: Final = "record_digest_mismatch"
-MAX_DELTA_LINKS: Final = 10_000
 
 
 def prove_records(calls: Mapping[str, Call], *, in_full: Callable[[str], bool]) -> list[tuple[str, str]]:

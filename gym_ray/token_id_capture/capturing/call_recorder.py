@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from gym_ray.errors import UnusableTokensError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
 from gym_ray.token_id_capture.capturing.record_building import (
     BuiltRecord,
-    RecordError,
     ServedAnswer,
     build_record,
     is_heavy,
@@ -291,7 +291,7 @@ class CallRecorder:
 
     async def _failed(self, error: Exception) -> None:
         context = self._context
-        told = error if isinstance(error, RecordError) else RecordError(CAPTURE_FAILED, _told(error))
+        told = error if isinstance(error, UnusableTokensError) else UnusableTokensError(CAPTURE_FAILED, _told(error))
         self._services.health.failed()
         _log.warning("%s: call %s is not captured: %s", context.rollout_id, context.model_call_id, told)
         await self._mark(told.reason, told.detail)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gym_ray.errors import NonFiniteLogProbError, SeveralCarriersError, UnusableTokensError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.exact_tokens import (
     IDS_MISSING,
@@ -35,6 +36,7 @@ from gym_ray.token_id_capture.packed import (
     starts_with,
 )
 from gym_ray.token_id_capture.records import (
+    TOKEN_ARRAYS,
     ParentResolutionStatus,
     TokenEntry,
     extract_token_fields,
@@ -44,7 +46,6 @@ from gym_ray.token_id_capture.records import (
 
 __all__ = [
     "BuiltRecord",
-    "RecordError",
     "ServedAnswer",
     "build_record",
     "is_heavy",
@@ -53,25 +54,8 @@ __all__ = [
 ]
 
 _NOT_ATTEMPTED: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=NOT_ATTEMPTED_REASON)
-_ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _HEAVY_TOKENS: Final = 16_384
 _HEAVY_HASHED_TOKENS: Final = 65_536
-
-
-class RecordError(ValueError):
-    """No record can be made of a call.
-
-    Args:
-        reason: A code.
-        detail: What was found.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +85,15 @@ class ServedAnswer:
             extract: Its tokens are wanted as well.
 
         Raises:
-            RecordError: Several of its items carry token fields, or one carries only some of those that are wanted.
+            UnusableTokensError: Several of its items carry token fields, or the one that does lacks some.
         """
         try:
             fields = extract_token_fields(payload) if extract else None
             items, carrier = strip_token_fields(response_to_output_items(payload))
+        except SeveralCarriersError as error:
+            raise UnusableTokensError(SEVERAL_CARRIERS, str(error)) from error
         except ValueError as error:
-            raise RecordError(SEVERAL_CARRIERS if "carry" in str(error) else IDS_MISSING, str(error)) from error
+            raise UnusableTokensError(IDS_MISSING, str(error)) from error
         response_id, model = payload.get("id"), payload.get("model")
         return cls(items, carrier, response_id or None, model or "", fields)
 
@@ -135,7 +121,7 @@ def is_heavy(tokens: ExactTokens | Mapping[str, Any], *, delta: bool) -> bool:
     if isinstance(tokens, ExactTokens):
         size = tokens.prompt_token_ids.size + tokens.generation_token_ids.size
         return size > (_HEAVY_HASHED_TOKENS if delta else _HEAVY_TOKENS)
-    counted = [tokens.get(name) for name in _ARRAYS]
+    counted = [tokens.get(name) for name in TOKEN_ARRAYS]
     return sum(len(values) for values in counted if isinstance(values, Sized)) > _HEAVY_TOKENS
 
 
@@ -143,9 +129,9 @@ def tokens_of_fields(fields: Mapping[str, Any]) -> ExactTokens:
     """Pack the token fields that an answer carried.
 
     Raises:
-        RecordError: They are no tokens and log probabilities, or their lengths differ.
+        UnusableTokensError: They are no tokens and log probabilities, or their lengths differ.
     """
-    prompt, generation, log_probs = (fields[name] for name in _ARRAYS)
+    prompt, generation, log_probs = (fields[name] for name in TOKEN_ARRAYS)
     return _checked(ExactTokens(prompt, generation, log_probs, routed_experts=fields.get("routed_experts")))
 
 
@@ -154,13 +140,15 @@ def _checked(tokens: ExactTokens) -> ExactTokens:
     try:
         prompt, generation = pack_token_ids(tokens.prompt_token_ids), pack_token_ids(tokens.generation_token_ids)
     except (TypeError, ValueError) as error:
-        raise RecordError(MALFORMED_TOKENS, str(error)) from error
+        raise UnusableTokensError(MALFORMED_TOKENS, str(error)) from error
     try:
         log_probs = pack_log_probs(tokens.generation_log_probs)
+    except NonFiniteLogProbError as error:
+        raise UnusableTokensError(NON_FINITE_LOG_PROB, str(error)) from error
     except (TypeError, ValueError) as error:
-        raise RecordError(NON_FINITE_LOG_PROB if "finite" in str(error) else MALFORMED_TOKENS, str(error)) from error
+        raise UnusableTokensError(MALFORMED_TOKENS, str(error)) from error
     if generation.size != log_probs.size:
-        raise RecordError(LENGTH_MISMATCH, f"{generation.size} generated ids, {log_probs.size} log probs")
+        raise UnusableTokensError(LENGTH_MISMATCH, f"{generation.size} generated ids, {log_probs.size} log probs")
     return replace(tokens, prompt_token_ids=prompt, generation_token_ids=generation, generation_log_probs=log_probs)
 
 
@@ -184,7 +172,7 @@ def build_record(
         version_end: Version of the weights now.
 
     Raises:
-        RecordError: The tokens are not usable.
+        UnusableTokensError: The tokens are not usable.
         ValueError: The record contradicts itself, or items cannot be hashed.
     """
     tokens = _checked(tokens)
@@ -228,10 +216,10 @@ def stamped(
         items: The items of its request, where the engine did not stamp them itself.
 
     Raises:
-        RecordError: Its tokens are not usable.
+        UnusableTokensError: Its tokens are not usable.
         ValueError: The record contradicts itself, or it is a delta without a proven parent.
     """
-    tokens = tokens_of_fields({name: getattr(entry, name) for name in _ARRAYS})
+    tokens = tokens_of_fields({name: getattr(entry, name) for name in TOKEN_ARRAYS})
     linked = _linked(
         decision or context.parent_resolution or _NOT_ATTEMPTED,
         tokens.prompt_token_ids,

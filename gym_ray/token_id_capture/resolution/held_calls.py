@@ -7,19 +7,17 @@ the length of the delta; any other record is hashed as a whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from gym_ray.token_id_capture.extras import chain_hash
 from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.records import MAX_DELTA_LINKS
 from gym_ray.token_id_capture.resolution.call_index import IndexedCall
 from gym_ray.token_id_capture.resolution.token_buffers import TokenRun
 from gym_ray.token_id_capture.token_arrays import TokenArray, digest_packed
 
-__all__ = ["MAX_CHAIN_LINKS", "HeldCall", "too_long"]
-
-MAX_CHAIN_LINKS: Final = 10_000
+__all__ = ["HeldCall", "too_long"]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +119,7 @@ class HeldCall:
     def _contradiction(self, base: HeldCall | None) -> str:
         assert self.run is not None
         claimed, length = self.lookup.digest, self.lookup.cum_len
-        if self.links > MAX_CHAIN_LINKS:
+        if self.links > MAX_DELTA_LINKS:
             return too_long(self.name)
         if length is not None and length != self.run.length:
             return f"{self.name} claims {length} tokens and has {self.run.length}"
@@ -146,4 +144,4 @@ class HeldCall:
 
 def too_long(name: str) -> str:
     """Say that a chain has too many links to be followed."""
-    return f"{name}: its chain has more than {MAX_CHAIN_LINKS} delta records in a row"
+    return f"{name}: its chain has more than {MAX_DELTA_LINKS} delta records in a row"

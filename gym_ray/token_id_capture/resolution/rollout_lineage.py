@@ -12,9 +12,9 @@ import numpy as np
 
 from gym_ray.token_id_capture.fingerprint import HashedItems
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.records import ParentResolutionStatus
+from gym_ray.token_id_capture.records import MAX_DELTA_LINKS, ParentResolutionStatus
 from gym_ray.token_id_capture.resolution.call_index import CallIndex, Unresolved
-from gym_ray.token_id_capture.resolution.held_calls import MAX_CHAIN_LINKS, HeldCall, too_long
+from gym_ray.token_id_capture.resolution.held_calls import HeldCall, too_long
 from gym_ray.token_id_capture.resolution.parent_links import LineageMatch, LineageResolution
 from gym_ray.token_id_capture.resolution.token_buffers import TokenPool, TokenRun
 from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, starts_with
@@ -131,7 +131,7 @@ class RolloutLineage:
         while not path[-1].proved and (base_id := path[-1].base_id) is not None:
             if base_id in seen:
                 raise ValueError(f"{call.name}: its parents run in a circle through {base_id!r}")
-            if len(path) > MAX_CHAIN_LINKS:
+            if len(path) > MAX_DELTA_LINKS:
                 raise ValueError(too_long(call.name))
             seen.add(base_id)
             path.append(self._base(path[-1], base_id))

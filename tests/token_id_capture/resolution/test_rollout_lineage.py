@@ -12,10 +12,9 @@ import pytest
 from gym_ray.testing.scripted_calls import ScriptedConversation, assistant, scripted_call, user
 from gym_ray.token_id_capture.extras import CallExtras
 from gym_ray.token_id_capture.packed import PackedEntry, pack_token_ids
-from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
+from gym_ray.token_id_capture.records import MAX_DELTA_LINKS, ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.resolution import held_calls
 from gym_ray.token_id_capture.resolution.call_index import hashed_items
-from gym_ray.token_id_capture.resolution.held_calls import MAX_CHAIN_LINKS
 from gym_ray.token_id_capture.resolution.rollout_lineage import RolloutLineage
 
 FORMS = pytest.mark.parametrize(
@@ -246,7 +245,7 @@ class TestChains:
         held.add(PackedEntry.of_entry(entry))
         with pytest.raises(ValueError, match="more than 10000 delta records"):
             held.match("c1")
-        assert len(asked) == MAX_CHAIN_LINKS
+        assert len(asked) == MAX_DELTA_LINKS
 
     def test_a_parent_that_comes_later_will_do(self) -> None:
         conversation = played(2, delta=True)
@@ -272,7 +271,7 @@ class TestChains:
         extras = CallExtras.of((root.model_extra or {}).get("gym_ray"))
         entries = [PackedEntry.of_entry(root)]
         tokens, above = pack_token_ids([0, 1]), extras.chain_hash
-        for link in range(1, MAX_CHAIN_LINKS + 2):
+        for link in range(1, MAX_DELTA_LINKS + 2):
             digest = f"{link:064x}"  # a claim that the chain hash binds
             above = held_calls.chain_hash(above, digest, 2 * (link + 1), tokens[:1], tokens[1:])
             rest = {
@@ -291,10 +290,10 @@ class TestChains:
             held.add(entry)
         if not forwards:
             with pytest.raises(ValueError, match="more than 10000 delta records"):
-                held.match(f"c{MAX_CHAIN_LINKS + 1}")
-        assert held.match(f"c{MAX_CHAIN_LINKS}").tokens.size == 2 * (MAX_CHAIN_LINKS + 1)
+                held.match(f"c{MAX_DELTA_LINKS + 1}")
+        assert held.match(f"c{MAX_DELTA_LINKS}").tokens.size == 2 * (MAX_DELTA_LINKS + 1)
         with pytest.raises(ValueError, match="more than 10000 delta records"):
-            held.match(f"c{MAX_CHAIN_LINKS + 1}")
+            held.match(f"c{MAX_DELTA_LINKS + 1}")
 
 
 class TestRepeats:
