@@ -126,6 +126,9 @@ def test_the_two_terminal_walk(workplace: Path) -> None:
     with started(block("bash", "env start").replace("gym-ray env start", command), workplace):
         out = bash(block("bash", "--no-serve"), workplace)
         check_the_agent_server(workplace, port)
+        collect = block("bash", "--no-serve").partition("head -n")[0].rstrip()
+        said = bash(f"{collect} ++token_id_capture.enabled=true ++token_id_capture.dir=/tokens 2>&1 || true", workplace)
+    assert "token_id_capture.enabled: is true here and false at the servers of 127.0.0.1:" in said
     record = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert record["ng_model_call_capture"]["rollout_id"] == "0-0"
     assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 1
@@ -208,6 +211,14 @@ def test_training_tokens(tmp_path: Path) -> None:
     out = bash(block("bash", "captures tokens"), tmp_path)
     for word in ("continues", "tool text", "policy", "log prob", "prefix reused", "trainable"):
         assert word in out, out
+    assert "training 2 of 2 rollouts have exact tokens" in out
+    shown = bash(block("bash", "read_rows.py"), tmp_path).splitlines()
+    assert [line.split(": ")[0] for line in shown] == ["0-0 main", "1-0 main"] * 2
+    assert shown[:2] == shown[2:], "records and token files say the same"
+    directory = tmp_path / "results" / "tokens"
+    assert {path.stat().st_mode & 0o077 for path in [directory, *directory.rglob("*")]} == {0}, "for their owner alone"
+    figures = json.loads((tmp_path / "results" / "trained_aggregate_metrics.json").read_text())
+    assert figures["overall"]["token_capture"] == {"finalised": 2, "masked": 0, "mask_reasons": {}}
     scope: dict[str, Any] = {}
     exec(compile(block("python", "def training_rows"), "README.md", "exec"), scope)
     rows = scope["training_rows"](str(tmp_path / "results" / "trained.jsonl"))
