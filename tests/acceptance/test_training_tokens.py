@@ -421,6 +421,15 @@ MASKED: dict[str, tuple[Spoil, set[str]]] = {
     "a forged length": (member(cum_len=4), {UNPROVED}),
     "other tokens": (member(generation_token_ids=[7, 8]), {UNPROVED}),
     "another prompt": (member(prompt_token_ids=[7]), {UNPROVED}),
+    "a prompt written anew": (
+        member(
+            prompt_token_ids=[9, 9],
+            prompt_is_delta=False,
+            cum_len=4,
+            digest=compute_digest([9, 9, *sampled(FAULT_AT)]),
+        ),
+        {UNPROVED},
+    ),
     "a forged parent": (member(parent_call_id="nobody"), {UNPROVED}),
     "another record of a call": (twice(generation_token_ids=[7, 8]), {"conflicting_record"}),
     "a damaged line": (lines(lambda found: [found[0], b"{\n", *found[2:]]), {"damaged_line", "call_without_record"}),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,35 @@ def test_an_agent_that_says_nothing_takes_no_part(server: object) -> None:
 def test_any_implementation_of_an_agent_lets_it_take_part() -> None:
     options = {"responses_api_agents": {"one": {}, "two": {"token_id_capture": True}}}
     assert agent_takes_part({"token_id_capture": {"enabled": True}, "a": options}, "a")
+
+
+@pytest.mark.parametrize("said", ["true", "false", 1, {}, None])
+def test_only_true_lets_an_agent_take_part(said: object) -> None:
+    """B129: a switch in quotes would train on calls that nobody meant to train on."""
+    options = {"responses_api_agents": {"one": {"token_id_capture": said}}}
+    assert not agent_takes_part({"token_id_capture": {"enabled": True}, "a": options}, "a")
+
+
+IN_A_WORKER = """
+from pathlib import Path
+from gym_ray.token_id_capture.config import TokenIdCaptureConfig, build_token_capture, installed_token_sink
+
+def told(capture):
+    return type(capture.sink).__name__
+
+directory = Path({directory!r})
+named = TokenIdCaptureConfig(enabled=True, sink={sink!r}, allow_unresolved_continuations=True)
+print(installed_token_sink(), told(build_token_capture(TokenIdCaptureConfig(enabled=True), capture_dir=directory)),
+      told(build_token_capture(named, capture_dir=directory)))
+"""
+
+
+def test_another_process_knows_what_settings_name_and_not_what_was_installed_here(tmp_path: Path) -> None:
+    """B136."""
+    process.install_token_sink(PlainTokenSink())
+    code = IN_A_WORKER.format(directory=str(tmp_path), sink=SINK)
+    worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert worker.stdout.split() == ["None", "TokenCaptureStore", "PlainTokenSink"]
 
 
 @pytest.mark.parametrize("environ", [{}, {"TOKEN": ""}])
