@@ -6,11 +6,11 @@ on the way: integers of any size, lone surrogates and deep nesting come out as t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gym_ray import exact_json
+from gym_ray.dialects.ascii_json import ascii_json
 from gym_ray.errors import EngineError
 
 __all__ = ["DONE", "event_frame", "json_text", "typed_frame"]
@@ -25,7 +25,7 @@ def event_frame(payload: Mapping[str, Any], name: str | None = None) -> bytes:
     Raises:
         EngineError: The payload nests deeper than the interpreter can follow (502).
     """
-    return (f"event: {name}\n".encode("ascii") if name else b"") + b"data: " + _ascii_json(payload) + b"\n\n"
+    return (f"event: {name}\n".encode("ascii") if name else b"") + b"data: " + _event_json(payload) + b"\n\n"
 
 
 def typed_frame(kind: str, **members: Any) -> bytes:
@@ -41,32 +41,21 @@ def json_text(value: Any) -> str:
     Raises:
         EngineError: The value nests deeper than the interpreter can follow (502).
     """
-    return _escaped(value, (", ", ": "))
+    try:
+        return ascii_json(value)
+    except ValueError:
+        raise _too_deep() from None
 
 
-def _ascii_json(value: Any) -> bytes:
+def _event_json(value: Any) -> bytes:
     try:
         data = exact_json.dumps(value)
     except ValueError:
         data = b""  # too deep for it, which need not be too deep to be written
     if data and data.isascii():
         return data
-    return _escaped(value, (",", ":")).encode("ascii")
-
-
-def _escaped(value: Any, separators: tuple[str, str]) -> str:
-    """Encode with the standard library: it escapes what is not ASCII, and follows as deep as its own parser does."""
     try:
-        return json.dumps(value, separators=separators, allow_nan=False, default=str)
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError:
-        return _without_nan(value, separators)
-
-
-def _without_nan(value: Any, separators: tuple[str, str]) -> str:
-    try:
-        return json.dumps(exact_json.loads(exact_json.dumps(value)), separators=separators)
+        return ascii_json(value, (",", ":")).encode("ascii")
     except ValueError:
         raise _too_deep() from None
 

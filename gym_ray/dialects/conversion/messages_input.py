@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import fields
+from gym_ray.dialects.ascii_json import ascii_json
 from gym_ray.dialects.conversion.answer_parts import function_call_item, message_item, text_part
 from gym_ray.dialects.conversion.carried import shown
 from gym_ray.dialects.conversion.messages_images import image_url
 from gym_ray.dialects.conversion.messages_thinking import redacted_item, signed_item
 
-__all__ = ["input_items", "joined_text", "json_text"]
+__all__ = ["input_items", "joined_text"]
 
 _ROLES: Final = ("user", "assistant", "system")
 _OWNERS: Final = {
@@ -57,18 +57,6 @@ def joined_text(content: object, path: str) -> str:
             )
         texts.append(fields.as_string(block.get("text"), f"{place}.text"))
     return "\n".join(text for text in texts if text)
-
-
-def json_text(value: object) -> str:
-    """Return JSON text in ASCII, so that lone surrogates and integers of any size survive (B40, B41).
-
-    Raises:
-        ValueError: The value nests too deeply.
-    """
-    try:
-        return json.dumps(value)
-    except RecursionError:
-        raise ValueError("value is nested too deeply for JSON") from None
 
 
 class _Message:
@@ -135,7 +123,7 @@ def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     call_id = fields.as_string(block.get("id"), f"{path}.id")
     name = fields.as_string(block.get("name"), f"{path}.name")
     try:
-        arguments = json_text(fields.as_object(block.get("input"), f"{path}.input"))
+        arguments = ascii_json(fields.as_object(block.get("input"), f"{path}.input"))
     except ValueError:
         raise fields.malformed(f"{path}.input", "is nested too deeply") from None
     return function_call_item(call_id, name, arguments)

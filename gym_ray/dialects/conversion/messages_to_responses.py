@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gym_ray.dialects import fields
+from gym_ray.dialects.ascii_json import ascii_json
 from gym_ray.dialects.conversion import answer_parts as items
 from gym_ray.dialects.conversion import free_text
 from gym_ray.dialects.conversion.carried import broken, name_of, objects, refuse_failure, shown
-from gym_ray.dialects.conversion.messages_input import input_items, joined_text, json_text
+from gym_ray.dialects.conversion.messages_input import input_items, joined_text
 from gym_ray.dialects.conversion.messages_thinking import redacted_item, signed_item
 from gym_ray.dialects.conversion.messages_usage import responses_usage
 from gym_ray.dialects.synthesis.writer import fresh_id
@@ -235,7 +236,7 @@ def _call_item(block: Mapping[str, Any], custom: frozenset[str]) -> dict[str, An
     name, value = block["name"], block.get("input")
     call_id = name_of(block.get("id")) or fresh_id("call_")
     try:
-        arguments = value if isinstance(value, str) else json_text({} if value is None else value)
+        arguments = value if isinstance(value, str) else ascii_json({} if value is None else value)
     except ValueError:
         raise broken(f"the input of the call {call_id}", "is nested too deeply") from None
     if name in custom:
