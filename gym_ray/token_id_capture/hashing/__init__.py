@@ -1,1 +1,1 @@
-"""The bytes under the hashes of conversations: one canonical form an item, and short ways to it."""
+"""The bytes under the hashes of conversations: one canonical form for each item, and fast paths to it."""

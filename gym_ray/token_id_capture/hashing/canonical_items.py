@@ -1,7 +1,7 @@
-"""What one conversation item says: its content, its tool calls and its tool results, as canonical text.
+"""Reads one conversation item into content parts, tool calls and tool results, as canonical text (B32-B39).
 
-All dialects come to the same parts where they say the same (B32-B39). What cannot be put into words exactly is refused:
-a conversation that is hashed loosely could be taken for another.
+The same content gives the same parts in every dialect. An item without an exact text form is refused: a conversation
+that is hashed loosely could be mistaken for another.
 """
 
 from __future__ import annotations

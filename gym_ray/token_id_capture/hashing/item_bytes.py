@@ -1,7 +1,7 @@
 """One conversation item as the bytes that are hashed, laid out as the contract fixes them (B28).
 
-A field is a tag, the length of its text in eight bytes, and the text. This is the general way, which every item can
-take; it says what the short ones must give.
+A field is a tag, the length of its text in eight bytes, and the text. This is the general path, which works for every
+item; the fast paths must give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gym_ray.token_id_capture.hashing.canonical_items import (
     tool_calls,
     tool_results,
 )
-from gym_ray.token_id_capture.hashing.short_ways import FIELD, short_way
+from gym_ray.token_id_capture.hashing.fast_paths import FIELD, fast_path
 from gym_ray.token_id_capture.hashing.strict_items import uncovered_json
 
 __all__ = ["context_bytes", "item_bytes", "spine_bytes"]
@@ -45,16 +45,16 @@ def context_bytes(item: dict[str, Any]) -> bytes:
 
 
 def item_bytes(item: dict[str, Any]) -> tuple[bytes | None, bytes, bytes]:
-    """Return :func:`spine_bytes` or None if the model did not write the item, :func:`context_bytes`, and what is left.
+    """Return all three parts of an item: its spine bytes, its context bytes, and what neither of them covers (W33).
 
-    What is left is what neither covers (W33); it is empty for most items.
+    The spine bytes are None if the model did not write the item. The third part is empty for most items.
 
     Raises:
         ValueError: The item cannot be hashed exactly (B32-B38).
     """
-    usual = short_way(item)
-    if usual is not None:
-        return *usual, b""
+    pair = fast_path(item)
+    if pair is not None:
+        return *pair, b""
     parts, calls = content_parts(item), tool_calls(item)
     context = _context(item, parts, calls)
     return _spine(parts, calls) if is_model_authored(item) else None, context, uncovered_json(item)

@@ -1,8 +1,8 @@
-"""What the conversation digest leaves out of an item, so that a second, stricter digest can cover it (W33).
+"""Collects what the conversation digest leaves out of an item, for a second, stricter digest to cover (W33).
 
-The digest of the contract does not see error flags, names, refusals, reasoning and the content of custom tool items.
-Everything that may reach the model is covered here. Members that never do, such as cache markers, are left out, since
-agents change them from turn to turn.
+The contract's digest does not cover error flags, names, refusals, reasoning and the content of custom tool items. The
+strict digest covers everything that may reach the model. Members that never reach it, such as cache markers, stay out,
+because agents change them from turn to turn.
 """
 
 from __future__ import annotations

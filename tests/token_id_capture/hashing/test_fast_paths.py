@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gym_ray.token_id_capture.hashing.canonical_items import is_model_authored
 from gym_ray.token_id_capture.hashing.item_bytes import context_bytes, item_bytes, spine_bytes
-from gym_ray.token_id_capture.hashing.short_ways import short_way
+from gym_ray.token_id_capture.hashing.fast_paths import fast_path
 from gym_ray.token_id_capture.hashing.strict_items import uncovered_json
 
 CALL = {"id": "k", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
@@ -114,33 +114,33 @@ replacements = st.lists(
 nearly_usual = st.tuples(st.sampled_from(USUAL + ODD), replacements).map(lambda pair: {**pair[0], **dict(pair[1])})
 
 
-def general_way(item: dict[str, Any]) -> tuple[bytes | None, bytes, bytes]:
+def general_path(item: dict[str, Any]) -> tuple[bytes | None, bytes, bytes]:
     return spine_bytes(item) if is_model_authored(item) else None, context_bytes(item), uncovered_json(item)
 
 
 @given(items | nearly_usual)
-def test_both_ways_end_at_the_same_bytes(item: dict[str, Any]) -> None:
+def test_both_paths_give_the_same_bytes(item: dict[str, Any]) -> None:
     try:
-        expected = general_way(item)
+        expected = general_path(item)
     except ValueError:
-        with pytest.raises(ValueError):  # noqa: PT011 - the reasons are those of the general way, tested there
+        with pytest.raises(ValueError):  # noqa: PT011 - the reasons are those of the general path, tested there
             item_bytes(item)
         return
     assert item_bytes(item) == expected
-    usual = short_way(item)
+    usual = fast_path(item)
     assert usual is None or (*usual, b"") == expected
 
 
 @pytest.mark.parametrize("item", USUAL, ids=str)
-def test_usual_items_take_the_short_way(item: dict[str, Any]) -> None:
-    usual = short_way(item)
+def test_usual_items_have_a_fast_path(item: dict[str, Any]) -> None:
+    usual = fast_path(item)
     assert usual is not None
-    assert (*usual, b"") == general_way(item)
+    assert (*usual, b"") == general_path(item)
 
 
 @pytest.mark.parametrize("item", ODD, ids=str)
-def test_odd_items_take_the_general_way(item: dict[str, Any]) -> None:
-    assert short_way(item) is None
+def test_odd_items_have_no_fast_path(item: dict[str, Any]) -> None:
+    assert fast_path(item) is None
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,6 @@ def test_odd_items_take_the_general_way(item: dict[str, Any]) -> None:
     ],
     ids=ascii,
 )
-def test_a_short_way_refuses_too(item: dict[str, Any]) -> None:
+def test_a_fast_path_refuses_too(item: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"surrogates|canonical"):
-        short_way(item)
+        fast_path(item)

@@ -1,8 +1,8 @@
-"""The item shapes that clients really send, straight to the bytes that are hashed.
+"""Fast paths from the item shapes that clients really send to the bytes that are hashed.
 
-Every item of every request is hashed, most are one of a few shapes, and the general way (``item_bytes``) costs several
-times as much. A short way looks at the names of the members first and at every value it uses; it gives the bytes of the
-general way or it declines.
+Every item of every request is hashed, most have one of a few shapes, and the general path (``item_bytes``) costs
+several times as much. A fast path checks the names of the members and the type of every value that it uses. It gives
+exactly the bytes of the general path, or None.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 
 from gym_ray.token_id_capture.hashing.canonical_items import canonicalize_tool_arguments
 
-__all__ = ["FIELD", "Way", "short_way"]
+__all__ = ["FIELD", "FastPath", "fast_path"]
 
 FIELD: Final = struct.Struct(">BQ").pack
-Way: TypeAlias = Callable[[dict[str, Any]], tuple[bytes | None, bytes] | None]
+FastPath: TypeAlias = Callable[[dict[str, Any]], tuple[bytes | None, bytes] | None]
 
 _TEXT_IN_SPINE: Final = FIELD(0x00, 4) + b"text"
 _TEXT_IN_CONTEXT: Final = FIELD(0x01, 4) + b"text"
@@ -30,18 +30,18 @@ _CALL_MEMBERS: Final = frozenset({"id", "type", "function"})
 _FUNCTION_MEMBERS: Final = frozenset({"name", "arguments"})
 
 
-def short_way(item: dict[str, Any]) -> tuple[bytes | None, bytes] | None:
-    """Return what a usual item adds to the fingerprint (None if the model did not write it) and to the digest.
+def fast_path(item: dict[str, Any]) -> tuple[bytes | None, bytes] | None:
+    """Return the bytes that an item adds to the fingerprint (None if the model did not write it) and to the digest.
 
     Returns:
-        None for an item that has to take the general way. An item that can take this one holds nothing that the
+        None for an item that needs the general path. An item that has a fast path holds nothing that the conversation
         digest leaves out.
 
     Raises:
         ValueError: A text has no UTF-8 form, or tool arguments have no canonical JSON.
     """
-    way = _WAYS.get(frozenset(item))
-    return None if way is None else way(item)
+    path = _PATHS.get(frozenset(item))
+    return None if path is None else path(item)
 
 
 def _message(item: dict[str, Any]) -> tuple[bytes | None, bytes] | None:
@@ -134,13 +134,13 @@ def _add_call(spine: list[bytes], context: list[bytes], identity: object, name: 
     return True
 
 
-def _with_own_names(way: Way, *members: str) -> Iterable[tuple[frozenset[str], Way]]:
-    """An item of the Responses dialect may carry its own id and a status; neither is hashed."""
+def _with_own_names(path: FastPath, *members: str) -> Iterable[tuple[frozenset[str], FastPath]]:
+    """Yield the member names of an item of the Responses dialect with and without id and status, which are not hashed."""
     for more in ((), ("id",), ("status",), ("id", "status")):
-        yield frozenset({*members, *more}), way
+        yield frozenset({*members, *more}), path
 
 
-_WAYS: Final[Mapping[frozenset[str], Way]] = {
+_PATHS: Final[Mapping[frozenset[str], FastPath]] = {
     frozenset({"role", "content"}): _message,
     frozenset({"role", "content", "tool_calls"}): _chat_calls,
     frozenset({"role", "content", "tool_call_id"}): _tool_result,
