@@ -135,7 +135,7 @@ def _add_call(spine: list[bytes], context: list[bytes], identity: object, name: 
 
 
 def _with_own_names(path: FastPath, *members: str) -> Iterable[tuple[frozenset[str], FastPath]]:
-    """Yield the member names of an item of the Responses dialect with and without id and status, which are not hashed."""
+    """Yield the names of a Responses item's members, also with the two that are never hashed: its id and its status."""
     for more in ((), ("id",), ("status",), ("id", "status")):
         yield frozenset({*members, *more}), path
 

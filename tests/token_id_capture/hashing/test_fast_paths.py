@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.token_id_capture.hashing.canonical_items import is_model_authored
-from gym_ray.token_id_capture.hashing.item_bytes import context_bytes, item_bytes, spine_bytes
 from gym_ray.token_id_capture.hashing.fast_paths import fast_path
+from gym_ray.token_id_capture.hashing.item_bytes import context_bytes, item_bytes, spine_bytes
 from gym_ray.token_id_capture.hashing.strict_items import uncovered_json
 
 CALL = {"id": "k", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
