@@ -96,10 +96,14 @@ class CollectorHost(Watched):
                 self._held.callback(CaptureOwner(directory, ids, self._plan.paths.output).close)
 
     async def open(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
-        """Take the seats that will do the work; call it once, after :meth:`begin`."""
+        """Take the seats that will do the work; call it once, after :meth:`begin`.
+
+        Raises:
+            GymRayError: The run's files, or its token captures, cannot be opened.
+        """
         plan = self._plan
-        token_dir = None if plan.tokens is None else plan.tokens.directory
-        clearing = Clearing(plan.capture_dir, token_dir)
+        stale = None if plan.tokens is None else await asyncio.to_thread(plan.tokens.stale_captures)
+        clearing = Clearing(plan.capture_dir, stale)
         port = self._port = RayPort(workers, joiners, lanes=plan.lanes, clearing=clearing)
         rows = self._held.enter_context(MaterialisedRows(plan.paths.materialised))
         outputs = self._held.enter_context(RunOutputs(plan.paths))

@@ -15,7 +15,7 @@ import httpx
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.model_call_capture.quiesce import forget
 from gym_ray.model_call_capture.recovery import clear_rollout
-from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.rollouts.token_sources import StaleCaptures
 
 __all__ = ["Clearing"]
 
@@ -27,12 +27,12 @@ class Clearing:
 
     Args:
         capture_dir: The run's capture directory, None when model calls are not captured.
-        token_dir: Directory of the run's token files, None when it has none.
+        tokens: Deletes the run's token captures, None when it has none or nothing can; closed with this.
     """
 
-    def __init__(self, capture_dir: Path | None, token_dir: Path | None = None) -> None:
+    def __init__(self, capture_dir: Path | None, tokens: StaleCaptures | None = None) -> None:
         self._calls = None if capture_dir is None else CaptureStore(capture_dir)
-        self._tokens = None if token_dir is None else TokenCaptureStore(token_dir)
+        self._tokens = tokens
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(10.0), trust_env=False)
 
@@ -41,20 +41,17 @@ class Clearing:
 
         Raises:
             StorageError: A capture could not be cleared; the attempt must not run.
-            CaptureError: Token files could not be removed; the same.
+            CaptureError: A token capture could not be removed; the same.
         """
         if self._calls is not None:
             untold = await forget(self._calls.root, rollout_ids, client=self._client)
             if untold:  # the join asks the same servers again, and a rollout whose server does not answer gets a gap
                 _log.warning("%s begin anew, and these servers could not be told: %s", list(rollout_ids), list(untold))
         for rollout_id in rollout_ids:
-            await asyncio.to_thread(self._clear_files, rollout_id)
-
-    def _clear_files(self, rollout_id: str) -> None:
-        if self._calls is not None:
-            clear_rollout(self._calls, rollout_id)
-        if self._tokens is not None:
-            self._tokens.delete(rollout_id)
+            if self._calls is not None:
+                await asyncio.to_thread(clear_rollout, self._calls, rollout_id)
+            if self._tokens is not None:
+                await self._tokens.delete(rollout_id)
 
     async def aclose(self) -> None:
         """Close the connections to the servers and the files; idempotent."""

@@ -16,9 +16,10 @@ from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import TOKEN_METRICS_FIELD
 from gym_ray.rollouts.ports import AttemptJob
+from gym_ray.rollouts.token_sources import BoundedSource, StaleCaptures
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
-from gym_ray.token_id_capture.config import build_token_source
+from gym_ray.token_id_capture.config import build_source, build_token_source
 from gym_ray.token_id_capture.delivery import (
     TRAINING_ROWS_FIELD,
     capture_build_can_retire,
@@ -29,6 +30,7 @@ from gym_ray.token_id_capture.delivery import (
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 from gym_ray.token_id_capture.protocols import TokenSource
 from gym_ray.token_id_capture.response_shapes import TOKEN_FIELDS
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 __all__ = ["FinalizedTokens", "TokenDelivery", "TokenPlan"]
 
@@ -72,6 +74,18 @@ class TokenPlan:
         config = self.config
         return TokenDelivery(source, self.agents, retire=config.retire_after_delivery, rows=config.training_rows)
 
+    def stale_captures(self) -> StaleCaptures | None:
+        """Open what deletes captures of an earlier run; None, with a warning, where nothing can.
+
+        Raises:
+            SettingsError: The source cannot be made.
+            CaptureError: The token directory cannot be created.
+        """
+        if self.directory is not None:
+            return StaleCaptures(TokenCaptureStore(self.directory))
+        source = build_source(self.config)
+        return None if source is None else StaleCaptures.of(source)
+
     def mask_limit(self) -> MaskLimit:
         """Return the limit of the run; it never ends one whose settings name no fraction."""
         config = self.config
@@ -97,14 +111,15 @@ class TokenDelivery:
     """Finalises attempts of agents that take part in token capture.
 
     Args:
-        source: Where the captures are; closed by :meth:`aclose`.
+        source: Where the captures are; asked for a bounded time, and closed by :meth:`aclose`.
         agents: Names of the agents that take part.
         retire: Remove a capture once the record that holds its tokens is durable.
         rows: Which chains stand in the record as training rows.
     """
 
     def __init__(self, source: TokenSource, agents: frozenset[str], *, retire: bool, rows: RowsWanted = "none") -> None:
-        self._source, self._agents, self._retire, self._rows = source, agents, retire, rows
+        self._source = BoundedSource(source)
+        self._agents, self._retire, self._rows = agents, retire, rows
 
     def concerns(self, job: AttemptJob) -> bool:
         """Whether an attempt's agent takes part."""
@@ -141,7 +156,7 @@ class TokenDelivery:
             _log.warning("%s: its token capture changed after it was read, and is kept", job.rollout_id)
 
     async def aclose(self) -> None:
-        """Close the source."""
+        """Close the source; never raises."""
         await self._source.close()
 
 

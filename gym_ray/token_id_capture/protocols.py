@@ -184,7 +184,11 @@ class TokenSink(Protocol):
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """Where records are read. All methods may be called from any event loop."""
+    """Where records are read. All methods may be called from any event loop.
+
+    One optional method is looked up by name: ``delete(rollout_id)``, blocking or a coroutine, removes all that is kept
+    of a rollout, so that it can begin anew. Without it, what an earlier run left under the same id stays.
+    """
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
         """Return what there is; again, with the same id, version and records, as long as nothing was added (B57)."""

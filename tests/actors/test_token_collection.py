@@ -114,6 +114,8 @@ def test_tokens_reach_their_records_past_a_killed_server_and_killed_joiners(
     notes.mkdir()
     text = SETTINGS.replace("UPSTREAM", serve(upstream)).replace("TOKENS", str(tokens)).replace("NOTES", str(notes))
     settings = write_settings(text)
+    store = TokenCaptureStore(tokens)
+    store.append(call_entry("of an earlier run", [1], [2], rollout_id="3-0"))
     source = write_rows(tmp_path / "rows.jsonl", ["trained"] * 5 + ["plain"])
     paths = RunPaths.of(tmp_path / "out.jsonl")
     limits = CollectionSettings(num_samples_in_parallel=1, run_timeout_s=120)
@@ -136,7 +138,6 @@ def test_tokens_reach_their_records_past_a_killed_server_and_killed_joiners(
     records = {f"{record['_ng_task_index']}-0": record for record in lines(paths.output)}
     assert len(lines(paths.output)) == len(records) == 6, "each attempt has one record, whoever died over it"
     assert {note.name for note in notes.iterdir()} == {"1-0", "2-0"}, "both joiners died where they should"
-    store = TokenCaptureStore(tokens)
     kept = {rollout_id: len(store.read_entries(rollout_id)) for rollout_id in records}
     # 0-0 is masked; the joiner of 2-0 died over a record that was stored, so only its capture is left over.
     assert kept == {"0-0": 3, "1-0": 0, "2-0": 3, "3-0": 0, "4-0": 0, "5-0": 0}

@@ -239,6 +239,27 @@ async def test_a_join_that_is_asked_for_again_says_the_same(setting: Setting) ->
     assert summary.token_mask_reasons == tuple(record["_ng_token_capture"]["mask_reasons"]) == ("no_token_records",)
 
 
+async def test_a_plan_opens_what_deletes_earlier_captures(tmp_path: Path) -> None:
+    files = TokenPlan.of(RunSettings(token_id_capture=TokenIdCaptureConfig(enabled=True, dir=tmp_path / "t")))
+    named = {"sink": "m:S", "lineage_store": "m:L", "rebuild_response": False}
+    without_source = TokenPlan.of(RunSettings(token_id_capture=TokenIdCaptureConfig(enabled=True, **named)))
+    source = {"source": "gym_ray.token_id_capture.store:TokenCaptureStore", "source_kwargs": {"root": tmp_path / "t"}}
+    of_source = TokenPlan.of(RunSettings(token_id_capture=TokenIdCaptureConfig(enabled=True, **named, **source)))
+    assert files is not None
+    assert without_source is not None
+    assert of_source is not None
+    store = TokenCaptureStore(tmp_path / "t")
+    for plan in (files, of_source):
+        await store.put(entry())
+        stale = plan.stale_captures()
+        assert stale is not None
+        await stale.delete(JOB.rollout_id)
+        await stale.close()
+        assert store.read_entries(JOB.rollout_id) == []
+    assert without_source.stale_captures() is None
+    await store.close()
+
+
 def test_a_run_without_capture_has_no_plan(tmp_path: Path) -> None:
     assert TokenPlan.of(RunSettings()) is None
     block = TokenIdCaptureConfig(enabled=True, dir=tmp_path, rebuild_response=False)
