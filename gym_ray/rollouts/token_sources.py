@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
@@ -88,14 +88,19 @@ class StaleCaptures:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                asked = await asyncio.to_thread(self._keeper.delete, rollout_id)
-                if inspect.isawaitable(asked):
-                    await asked
+                await self._asked(rollout_id)
         except GymRayError:
             raise
         except Exception as error:
             name = type(self._keeper).__name__
             raise CaptureError(f"{rollout_id}: {name} could not delete its earlier capture: {error!r}") from error
+
+    async def _asked(self, rollout_id: str) -> None:
+        delete: Any = self._keeper.delete
+        if inspect.iscoroutinefunction(delete):
+            await delete(rollout_id)
+        else:
+            await asyncio.to_thread(delete, rollout_id)
 
     async def close(self) -> None:
         """Close what keeps the captures."""
