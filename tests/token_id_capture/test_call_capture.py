@@ -457,6 +457,17 @@ async def test_a_lineage_store_that_cannot_be_told_costs_no_record() -> None:
     assert (len(sink.entries), sink.ended) == (1, [])
 
 
+async def test_a_lineage_store_of_another_make_may_have_tuples() -> None:
+    sink = NotingTokenSink()
+    store = _Answers(LineageMatch("c0", (1, 2), digest_packed(pack_token_ids([1, 2]))))
+    kept = TokenCapture(sink, store, owns_resolver=False)
+    begun = await call(kept, "c1", [QUESTION, said("A0")], "A1", tokens([1, 2, 3], [4]))
+    await kept.aclose()
+    assert begun.parent is not None
+    assert begun.context.parent_tokens == begun.parent.token_ids.tolist() == [1, 2]
+    assert [(entry.prompt_token_ids, entry.prompt_is_delta) for entry in sink.entries] == [([3], True)]
+
+
 @pytest.mark.parametrize("notes", [True, False])
 @pytest.mark.parametrize("failing", [("put",), ("put", "mark_incomplete", "end_call"), ("mark_incomplete", "end_call")])
 async def test_nothing_raises_after_dispatch(notes: bool, failing: tuple[str, ...]) -> None:

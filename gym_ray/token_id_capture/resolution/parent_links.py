@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from gym_ray.token_id_capture.records import ParentResolutionStatus
-from gym_ray.token_id_capture.token_arrays import TokenArray
+from gym_ray.token_id_capture.token_arrays import TokenArray, TokenIds, pack_token_ids
 
 __all__ = [
     "AMBIGUOUS_REASON",
@@ -32,9 +32,14 @@ NOT_ATTEMPTED_REASON: Final = "not_attempted"
 SEEDED_ROOT_REASON: Final = "seeded_root"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class LineageMatch:
-    """The proven parent of a call (B42).
+    """The proven parent of a call (B42); immutable.
+
+    Args:
+        model_call_id: The parent.
+        cumulative_token_ids: Its cumulative sequence, a tuple, a list or an array; a read-only array is shared.
+        digest: As below, like everything else.
 
     Attributes:
         model_call_id: The parent.
@@ -45,16 +50,43 @@ class LineageMatch:
         chain_hash: Its chain hash, None if its record has none; of an external row, the row's.
         staging_chain: Of an external row, the keys of its chain.
         prev_len: Of an external row, the length of its prompt's known part.
+
+    Raises:
+        ValueError: The sequence is none of token ids (B10).
     """
 
     model_call_id: str
     tokens: TokenArray
     digest: str
-    ended_by: str = ""
-    generated: int = 0
-    chain_hash: str | None = None
-    staging_chain: tuple[Any, ...] | None = None
-    prev_len: int | None = None
+    ended_by: str
+    generated: int
+    chain_hash: str | None
+    staging_chain: tuple[Any, ...] | None
+    prev_len: int | None
+
+    def __init__(
+        self,
+        model_call_id: str,
+        cumulative_token_ids: TokenIds,
+        digest: str,
+        *,
+        ended_by: str = "",
+        generated: int = 0,
+        chain_hash: str | None = None,
+        staging_chain: tuple[Any, ...] | None = None,
+        prev_len: int | None = None,
+    ) -> None:
+        for name, value in (
+            ("model_call_id", model_call_id),
+            ("tokens", pack_token_ids(cumulative_token_ids)),
+            ("digest", digest),
+            ("ended_by", ended_by),
+            ("generated", generated),
+            ("chain_hash", chain_hash),
+            ("staging_chain", staging_chain),
+            ("prev_len", prev_len),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def cumulative_token_ids(self) -> tuple[int, ...]:

@@ -104,7 +104,14 @@ class RolloutLineage:
             self._prove(call)
         call = path[0]
         assert call.run is not None
-        return LineageMatch(model_call_id, call.run.view(), call.digest, call.ended_by, call.generated, call.chain_hash)
+        return LineageMatch(
+            model_call_id,
+            call.run.view(),
+            call.digest,
+            ended_by=call.ended_by,
+            generated=call.generated,
+            chain_hash=call.chain_hash,
+        )
 
     def _run_of(
         self, call: HeldCall, stored: tuple[TokenArray, TokenArray], cumulative: TokenArray | None
