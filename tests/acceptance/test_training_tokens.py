@@ -94,6 +94,7 @@ RULES: dict[str, Sequence[str]] = {
         f"{TOKENS}/test_delivery.py::test_a_second_finalisation_never_retires_what_the_first_masked",
     ),
     "W30 seeded roots": (
+        f"{TOKENS}/test_call_capture.py::test_a_rollout_that_begins_with_examples_is_whole",
         f"{TOKENS}/resolution/test_resolvers.py::TestSeededRoots::test_a_first_request_with_examples_is_a_root",
         f"{TOKENS}/resolution/test_resolvers.py::TestSeededRoots::test_not_if_there_is_any_evidence",
         f"{TOKENS}/resolution/test_memory_resolver.py::TestSeededRoots::test_a_first_request_with_examples_is_a_root",

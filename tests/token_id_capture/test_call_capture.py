@@ -13,6 +13,7 @@ import pytest
 
 from gym_ray.errors import CaptureError
 from gym_ray.testing.token_sinks import NotingTokenSink, PlainTokenSink
+from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 from gym_ray.token_id_capture.capturing import call_recorder
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
@@ -99,6 +100,23 @@ async def test_a_continuation_is_stored_as_what_its_parent_lacks(kept: TokenCapt
         "resolutions": {"root": 1, "resolved": 1, "unresolved": 0},
         "capture_failures": 0,
     }
+
+
+async def test_a_rollout_that_begins_with_examples_is_whole(kept: TokenCapture, store: TokenCaptureStore) -> None:
+    """W30: the peer masks it, for its first call continues nothing that was captured."""
+    examples = [QUESTION, said("an example"), {"role": "user", "content": "q1"}]
+    await call(kept, "c0", examples, "A0", tokens([1, 2, 3], [4]))
+    await call(kept, "c1", [*examples, said("A0"), {"role": "user", "content": "q2"}], "A1", tokens([1, 2, 3, 4], [5]))
+    await call(kept, "c2", [QUESTION, said("another example")], "A2", tokens([1, 2], [6]))
+    first, second, stranger = (await store.freeze("r0")).packed
+    assert (first.parent_resolution, first.parent_resolution_reason) == (ParentResolutionStatus.ROOT, "seeded_root")
+    assert (second.parent_call_id, second.parent_resolution_reason) == ("c0", "")
+    assert (stranger.parent_resolution, stranger.parent_resolution_reason) == (
+        ParentResolutionStatus.UNRESOLVED,
+        "no_match",
+    )
+    notes = run_builder([first, second]).notes
+    assert (notes.roots, notes.chains, notes.unresolved_parent_calls) == (1, 1, [])
 
 
 async def test_a_known_prefix_never_becomes_python_integers() -> None:
