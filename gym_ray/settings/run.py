@@ -30,7 +30,7 @@ from gym_ray.settings.interpolation import escape_interpolation
 from gym_ray.settings.problems import MIN_SECRET_CHARS, did_you_mean, is_secret_key
 from gym_ray.settings.server_options import ServerType
 from gym_ray.settings.servers import ServerSettings
-from gym_ray.settings.token_capture import TokenIdCaptureConfig
+from gym_ray.settings.token_capture import PLUG_IN_ARGUMENTS, TokenIdCaptureConfig
 from gym_ray.settings.yaml_files import dump_yaml
 
 __all__ = ["REDACTED", "CaptureSettings", "HeadServer", "RunSettings"]
@@ -179,9 +179,13 @@ class RunSettings(CaptureSettings):
         """Return YAML that loads to equal settings.
 
         Args:
-            redact: Replace secrets; such YAML is for people and still loads, without the secrets.
+            redact: Replace secrets; such YAML is for people and still loads, without the secrets. What classes of the
+                user's own are made with is left out: only they know what of it is secret.
         """
         tree = self.model_dump(exclude={"servers"}, exclude_defaults=True)
+        if redact:
+            for name in PLUG_IN_ARGUMENTS & tree.get("token_id_capture", {}).keys():
+                tree["token_id_capture"][name] = dict.fromkeys(tree["token_id_capture"][name], REDACTED)
         for server in self.servers.values():
             options = server.options.model_dump(exclude_defaults=True)
             options |= {name: ref.model_dump() for name, ref in server.options.references().items()}

@@ -17,6 +17,7 @@ from gym_ray.settings.fields import FrozenModel, Name, Number, PositiveCount
 
 __all__ = [
     "CONTROL_TOKEN_VARIABLE",
+    "PLUG_IN_ARGUMENTS",
     "NonGeneratingRequest",
     "TokenCaptureSettings",
     "TokenIdCaptureConfig",
@@ -25,6 +26,9 @@ __all__ = [
 
 CONTROL_TOKEN_VARIABLE = "NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN"  # noqa: S105 - a variable's name, not a secret
 """Environment variable that holds the control bearer unless the block names another one."""
+
+PLUG_IN_ARGUMENTS = frozenset({"sink_kwargs", "source_kwargs", "lineage_store_kwargs"})
+"""Keys of the block under which stands what classes of the user's own are made with; credentials may be among it."""
 
 _BLOCK = "token_id_capture"
 _METHOD = re.compile(r"[A-Za-z]+")

@@ -47,6 +47,16 @@ def test_the_block_travels(tmp_path: Path) -> None:
     assert settings_from_yaml(settings.to_yaml(), "head") == settings
 
 
+def test_what_a_sink_is_made_with_shows_to_nobody(tmp_path: Path) -> None:
+    url = "++token_id_capture.sink_kwargs.url='redis://:hidden@h'"
+    with_sink = ("++token_id_capture.sink='m:S'", "++token_id_capture.lineage_store='m:L'", url)
+    settings = load(tmp_path, YAML, *with_sink, "++token_id_capture.source_kwargs.region=hidden")
+    shown = settings.to_yaml(redact=True)
+    assert "hidden" not in shown + repr(settings)
+    assert list(settings_from_yaml(shown, "head").token_id_capture.sink_kwargs) == ["url"]
+    assert settings_from_yaml(settings.to_yaml(), "head") == settings
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
