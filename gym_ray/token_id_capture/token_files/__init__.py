@@ -1,4 +1,4 @@
-"""How the files of a token directory are written, read and kept in order.
+"""The files of a token directory: how they are written, locked, read and removed.
 
-``gym_ray.token_id_capture.store`` is the door to it.
+They are used through :class:`gym_ray.token_id_capture.store.TokenCaptureStore`.
 """

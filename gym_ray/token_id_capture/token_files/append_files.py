@@ -1,8 +1,8 @@
-"""Appends to the record and intent files of rollouts: decided and written under the rollout's lock, synced in groups.
+"""Appends to the record and intent files of rollouts, in batches: one lock, one write and one sync for each file.
 
-One batch of a file is one lock, one write and one sync. What is decided here holds until the lock is given up: whether
-the rollout still takes calls, and whether a record is new, a repetition or a contradiction. Nothing that grows with
-the rollout is read or written again for one more record.
+Under the lock it is decided whether the rollout still takes calls, and whether a record is new, a repetition of a
+stored one or a conflict with it. One more record costs the same however long the rollout is: nothing that grows with
+it is read or written again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PendingPut(Protocol):
 
 
 @dataclass(slots=True)
-class _Session:
+class _Batch:
     """What is known of a rollout while its lock is held for one batch of one file."""
 
     rollout_id: str
@@ -88,7 +88,7 @@ class AppendFiles(LineFiles):
         super().__init__(folder.root, calls=folder.calls, max_handles=max_handles, before_append=self._put_end_in_order)
         self._folder, self._locks, self._cache = folder, locks, cache
         self._file_calls = folder.calls
-        self._sessions: dict[str, _Session] = {}  # a file has one batch at a time
+        self._batches: dict[str, _Batch] = {}  # a file has one batch at a time
         self._unsynced: dict[str, StagedAppend] = {}
 
     def stage(self, name: str, compose: Callable[[], bytes], *, wait: bool) -> StagedAppend:
@@ -102,69 +102,69 @@ class AppendFiles(LineFiles):
         lock = self._locks.take(rollout_id, wait=wait)
         try:
             stored = self._folder.stored_state(rollout_id)
-            session = _Session(rollout_id, lock, stored or RolloutState(), stored is not None)
-            self._refuse_early(name, session)
-            self._sessions[name] = session
+            batch = _Batch(rollout_id, lock, stored or RolloutState(), stored is not None)
+            self._refuse_early(name, batch)
+            self._batches[name] = batch
             return super().stage(name, lambda: self._compose(name, compose), wait=wait)
         except BaseException:
-            self._sessions.pop(name, None)
+            self._batches.pop(name, None)
             self._cache.drop(rollout_id)
             self._locks.release(lock)
             raise
 
     def settle(self, staged: StagedAppend, error: BaseException | None = None) -> None:
-        """Learn what was written, or take it back, and unlock the rollout; see :meth:`LineFiles.settle`."""
-        session = self._sessions.pop(staged.name)
+        """Index what was written, or cut it off again, and unlock the rollout; see :meth:`LineFiles.settle`."""
+        batch = self._batches.pop(staged.name)
         try:
             super().settle(staged, error)
-            self._learn(session, staged)
+            self._learn(batch, staged)
         except BaseException:
-            self._cache.drop(session.rollout_id)
+            self._cache.drop(batch.rollout_id)
             self._take_back(staged)
             raise
         finally:
-            self._locks.release(session.lock)
+            self._locks.release(batch.lock)
 
     def takes_long(self, rollout_id: str) -> bool:
-        """Whether an append has to read, or to begin, a rollout's files first, which no other should wait for."""
+        """Whether an append must first read or create a rollout's files; other rollouts should not wait for that."""
         return rollout_id not in self._cache
 
     def is_to_be_put(self, name: str, put: PendingPut) -> bool:
-        """Decide on a record, under the lock: whether it is written, or else what ``put.error`` or ``put.twin`` says.
+        """Decide, under the lock, whether a record is to be written; if not, set ``put.error`` or ``put.twin``.
 
-        A record that is there already needs no writing, frozen or not (W25).
+        A record that is stored already is not written again, whether or not the rollout is frozen (W25).
         """
-        session = self._sessions[name]
-        twin = session.pending.get(put.model_call_id)
+        batch = self._batches[name]
+        twin = batch.pending.get(put.model_call_id)
         if twin is not None:
             put.twin = twin
             if not is_same_record(twin.line, put.line):
                 put.error = _conflict(put)
             return False
-        offset = session.index.offsets.get(put.model_call_id)
-        if offset is not None and is_same_record(line_at(self._file_calls, session.fd, offset), put.line):
-            self._prove(session)
+        offset = batch.index.offsets.get(put.model_call_id)
+        if offset is not None and is_same_record(line_at(self._file_calls, batch.fd, offset), put.line):
+            self._prove(batch)
             return False
-        if session.state.frozen:
-            put.error = _frozen(session)
+        if batch.state.frozen:
+            put.error = _frozen(batch)
             return False
         if offset is not None:
             put.error = _conflict(put)
             return False
-        session.pending[put.model_call_id] = put
+        batch.pending[put.model_call_id] = put
         return True
 
-    def _refuse_early(self, name: str, session: _Session) -> None:
-        """Refuse what no record could change, before a file is made for it."""
-        if session.state.retired:
-            raise RolloutRetiredError(f"{session.rollout_id}: the rollout is retired")
-        holds_records = name.endswith(ENTRIES_SUFFIX) and self._folder.size(session.rollout_id, ENTRIES_SUFFIX)
-        if session.state.frozen and not holds_records:
-            raise _frozen(session)
+    def _refuse_early(self, name: str, batch: _Batch) -> None:
+        """Refuse the batch where that does not depend on its records, before a file is created for it."""
+        if batch.state.retired:
+            raise RolloutRetiredError(f"{batch.rollout_id}: the rollout is retired")
+        holds_records = name.endswith(ENTRIES_SUFFIX) and self._folder.size(batch.rollout_id, ENTRIES_SUFFIX)
+        if batch.state.frozen and not holds_records:
+            raise _frozen(batch)
 
     def _put_end_in_order(self, name: str, fd: int, size: int) -> int:
-        session = self._sessions[name]
-        session.fd = fd
+        batch = self._batches[name]
+        batch.fd = fd
         unsynced = self._unsynced.get(name)
         if unsynced is not None:
             if (unsynced.end, unsynced.handle.inode) == (size, self._file_calls.fstat(fd).st_ino):
@@ -173,7 +173,7 @@ class AppendFiles(LineFiles):
             del self._unsynced[name]
         if name.endswith(INTENTS_SUFFIX):
             return self._without_torn_intent(name, fd, size)
-        return self._with_index(session, name, size)
+        return self._with_index(batch, name, size)
 
     def _without_torn_intent(self, name: str, fd: int, size: int) -> int:
         end, look = size, 1
@@ -187,60 +187,60 @@ class AppendFiles(LineFiles):
             self._cut(name, fd, end, "was cut short")
         return end
 
-    def _with_index(self, session: _Session, name: str, size: int) -> int:
-        info = self._file_calls.fstat(session.fd)
-        index = self._cache.find(session.rollout_id)
-        if index is None or not index.fits(self._file_calls, session.fd, info.st_dev, info.st_ino, size):
+    def _with_index(self, batch: _Batch, name: str, size: int) -> int:
+        info = self._file_calls.fstat(batch.fd)
+        index = self._cache.find(batch.rollout_id)
+        if index is None or not index.fits(self._file_calls, batch.fd, info.st_dev, info.st_ino, size):
             index = LineIndex(info.st_dev, info.st_ino)
-        index.scan(self._file_calls, session.fd, size)
-        index.mend(self._file_calls, session.fd, f"{self._folder.root}/{name}")
-        session.index = index
+        index.scan(self._file_calls, batch.fd, size)
+        index.mend(self._file_calls, batch.fd, f"{self._folder.root}/{name}")
+        batch.index = index
         return index.end
 
     def _compose(self, name: str, compose: Callable[[], bytes]) -> bytes:
-        session = self._sessions[name]
-        is_to_be_stored = not session.is_stored or (session.state.has_index and not session.state.frozen)
+        batch = self._batches[name]
+        is_to_be_stored = not batch.is_stored or (batch.state.has_index and not batch.state.frozen)
         if name.endswith(ENTRIES_SUFFIX) and is_to_be_stored:
-            self._store_without_index(session)
+            self._store_without_index(batch)
         return compose()
 
-    def _store_without_index(self, session: _Session) -> None:
+    def _store_without_index(self, batch: _Batch) -> None:
         """Store the first state of a rollout, or another writer's without its index, which grows with the rollout."""
-        state, index = session.state, session.index
+        state, index = batch.state, batch.index
         lost = lost_records(state, index, index.end) if state.has_index else []
         for problem in lost:
-            self._folder.add_mark(session.rollout_id, problem)
-        is_marked = bool(lost) or self._folder.is_marked(session.rollout_id)
+            self._folder.add_mark(batch.rollout_id, problem)
+        is_marked = bool(lost) or self._folder.is_marked(batch.rollout_id)
         version = state.version + index.changes(state.indexed_size) + (is_marked and not state.incomplete)
-        session.state = replace(
+        batch.state = replace(
             state,
             entry_digests={},
             indexed_size=0,
             incomplete=state.incomplete or is_marked,
             version=max(0, version - index.changes()),
         )
-        self._folder.publish(session.rollout_id, session.state, is_news=False)
+        self._folder.publish(batch.rollout_id, batch.state, is_news=False)
 
-    def _prove(self, session: _Session) -> None:
-        """Make sure that records which others wrote are durable before one of them is acknowledged."""
-        if session.index.unproven:
-            self._file_calls.sync_data(session.fd)
+    def _prove(self, batch: _Batch) -> None:
+        """Sync records that another writer appended, before one of them is acknowledged here."""
+        if batch.index.unproven:
+            self._file_calls.sync_data(batch.fd)
             sync_directory(self._file_calls, str(self._folder.root))
-            session.index.unproven = False
+            batch.index.unproven = False
 
-    def _learn(self, session: _Session, staged: StagedAppend) -> None:
+    def _learn(self, batch: _Batch, staged: StagedAppend) -> None:
         if not staged.name.endswith(ENTRIES_SUFFIX):
             return
-        index, offset = session.index, staged.offset
-        for call_id, put in session.pending.items():
+        index, offset = batch.index, staged.offset
+        for call_id, put in batch.pending.items():
             index.add(call_id, put.line, offset)
             offset += len(put.line)
-        if session.pending:
+        if batch.pending:
             index.unproven = False
-        self._cache.keep(session.rollout_id, index)
+        self._cache.keep(batch.rollout_id, index)
 
     def _take_back(self, staged: StagedAppend) -> None:
-        """Cut off lines that nobody may believe; where even that fails, the next append does it first."""
+        """Cut off lines that may not be durable; if that fails, the next append does it before it writes."""
         if staged.end == staged.size:
             return
         path = f"{self._folder.root}/{staged.name}"
@@ -265,8 +265,8 @@ def _rollout_of(name: str) -> str:
     return name.removesuffix(suffix)  # one only: a rollout's own id may end like a file's name
 
 
-def _frozen(session: _Session) -> RolloutFrozenError:
-    return RolloutFrozenError(f"{session.rollout_id}: the rollout is frozen")
+def _frozen(batch: _Batch) -> RolloutFrozenError:
+    return RolloutFrozenError(f"{batch.rollout_id}: the rollout is frozen")
 
 
 def _conflict(put: PendingPut) -> RecordConflictError:

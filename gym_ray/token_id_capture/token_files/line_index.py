@@ -1,7 +1,8 @@
-"""Where each call's record begins in a rollout's file, learnt from the end of the file on, and what is wrong in it.
+"""Where each call's record begins in a rollout's file, and which of its lines are wrong.
 
-An index stays right as long as the file only grows. Before it is believed, the file is asked whether it is still the
-one that was read: an inode number comes back soon after its file was removed, and with it, often, the same size.
+An index stays valid as long as the file only grows, and is extended from the end of what it covers. Before it is used,
+some bytes of the file are compared with what is known of them: a file that is created after another was removed often
+has the same inode number, and may have the same size.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = [
     "DAMAGED_REASON",
     "INVALID_REASON",
     "IndexCache",
+    "KnownBytes",
     "LineIndex",
     "ScannedEntries",
-    "Witness",
     "line_at",
 ]
 
@@ -39,20 +40,20 @@ _BLOCK_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
-    """Bytes at a place of a file that another file will hardly have there: the call id of one record."""
+class KnownBytes:
+    """Bytes that stand at an offset of a file, the call id of one record: another file hardly has the same there."""
 
     offset: int = 0
     data: bytes = b""
 
     @classmethod
-    def of_line(cls, line: bytes, offset: int) -> Witness:
-        """Return the witness of a record that begins at ``offset``."""
+    def of_line(cls, line: bytes, offset: int) -> KnownBytes:
+        """Return known bytes of a record that begins at ``offset``."""
         at = max(line.find(_CALL_ID), 0)
         return cls(offset + at, line[at : at + _WITNESS_BYTES])
 
-    def agrees(self, calls: FileCalls, fd: int) -> bool:
-        """Return whether a file has these bytes there."""
+    def are_in(self, calls: FileCalls, fd: int) -> bool:
+        """Return whether a file has these bytes at their offset."""
         return calls.pread(fd, len(self.data), self.offset) == self.data
 
 
@@ -105,11 +106,11 @@ class LineIndex:
         inode: Inode of the file.
         end: How many bytes are covered.
         offsets: Where the first record of each call begins.
-        strays: Where lines begin that are no record, or contradict an earlier one.
-        unproven: Whether something was found that others wrote, and may not be durable yet.
+        strays: Where lines begin that are no record, or that contradict an earlier one.
+        unproven: Whether another writer appended something that may not be durable yet.
         torn_at: Where a last line begins that was cut short, None when there is none.
-        is_open: Whether the last line is whole but for its line feed.
-        witness: Tells the file from another one.
+        is_open: Whether the last line is whole except for its line feed.
+        known_bytes: Tell the file from another one.
     """
 
     device: int = 0
@@ -120,12 +121,12 @@ class LineIndex:
     unproven: bool = False
     torn_at: int | None = None
     is_open: bool = False
-    witness: Witness = Witness()
+    known_bytes: KnownBytes = KnownBytes()
 
     def fits(self, calls: FileCalls, fd: int, device: int, inode: int, size: int) -> bool:
-        """Return whether this is the index of an open file, as far as it goes."""
+        """Return whether this is the index of the beginning of an open file."""
         is_same = (self.device, self.inode) == (device, inode) and self.end <= size
-        return is_same and self.witness.agrees(calls, fd)
+        return is_same and self.known_bytes.are_in(calls, fd)
 
     def changes(self, since: int = 0) -> int:
         """Return how many lines from an offset on each moved the version by one (B67, B68)."""
@@ -137,7 +138,7 @@ class LineIndex:
         """Take in a record that was appended, with its line feed."""
         self.offsets[call_id] = offset
         self.end = offset + len(line)
-        self.witness = Witness.of_line(line, offset)
+        self.known_bytes = KnownBytes.of_line(line, offset)
 
     def scan(self, calls: FileCalls, fd: int, size: int, found: ScannedEntries | None = None) -> None:
         """Take in what stands between the index's end and ``size``.
@@ -170,7 +171,7 @@ class LineIndex:
             self.end = size
 
     def mend(self, calls: FileCalls, fd: int, path: str) -> None:
-        """Put the end of the file in order: cut off a torn last line (B68), or end one that is whole (W16).
+        """Repair the end of the file: cut off a torn last line (B68), or add the line feed to one that is whole (W16).
 
         Args:
             calls: The seam to the operating system.
@@ -208,7 +209,7 @@ class LineIndex:
     def _take(self, record: dict[str, Any], line: RawLine, found: ScannedEntries | None) -> None:
         call_id: str = record["model_call_id"]
         self.offsets[call_id] = line.offset
-        self.witness = Witness.of_line(line.data, line.offset)
+        self.known_bytes = KnownBytes.of_line(line.data, line.offset)
         if found is not None:
             found.add(record, call_id, line.offset)
 
@@ -220,7 +221,7 @@ class LineIndex:
 
 
 class IndexCache:
-    """Indices of the rollouts that were used last. Each belongs to whoever holds its rollout's lock for writing.
+    """The indices of the rollouts that were used last. Use one only while holding its rollout's lock for writing.
 
     Args:
         max_calls: How many calls all of them may hold; the index used least recently goes first.
@@ -236,7 +237,7 @@ class IndexCache:
         return rollout_id in self._indices
 
     def find(self, rollout_id: str) -> LineIndex | None:
-        """Return an index, which is the one used last then."""
+        """Return an index, None if it is not kept; it then counts as used last."""
         with self._lock:
             if rollout_id not in self._indices:
                 return None
@@ -244,7 +245,7 @@ class IndexCache:
             return self._indices[rollout_id][0]
 
     def keep(self, rollout_id: str, index: LineIndex) -> None:
-        """Put an index in; again when it has grown."""
+        """Keep an index; call it again when the index has grown."""
         self.drop(rollout_id)
         calls = len(index.offsets) + 1
         with self._lock:

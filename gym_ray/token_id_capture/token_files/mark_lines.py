@@ -1,6 +1,6 @@
 """``<rollout>.tokens.incomplete``: one line a mark, the call's id or, where there is more to say, a JSON object.
 
-That the file exists marks its rollout, whatever is in it: a mark must outlive a line that was cut short.
+The existence of the file marks its rollout, whatever is in it: a line that was cut short must not lose the mark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records and begun calls on their way to their files, and those who wait for them."""
+"""Records and begun calls that wait to be written, each with the future that its caller waits for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Changes to a rollout as a whole: marks, snapshots, retirement, removal; each under the rollout's lock and durable.
 
-The order of writes is the promise. A mark stands in its own file before the lifecycle tells of it, and a mark that the
-lifecycle does not tell of yet moves the version when it is met. A rollout is retired before its records go.
+Safety rests on the order of writes. A mark is written to its own file first and to the lifecycle second; a mark that is
+missing in the lifecycle moves the version when it is found. A rollout is retired before its records are removed.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class RolloutLifecycle:
             raise CaptureError(f"{path}: the rollout could not be {what}: {error}") from error
 
     def _with_marks(self, rollout_id: str, state: RolloutState) -> RolloutState:
-        """Return a lifecycle that tells of the marks (W18): a writer may have died between the two files."""
+        """Return a lifecycle that has the marks (W18): a writer may have died between writing the two files."""
         if state.incomplete or not self._folder.is_marked(rollout_id):
             return state
         return replace(state, incomplete=True, version=state.version + 1)

@@ -1,7 +1,7 @@
 """One advisory lock a rollout, on ``<rollout>.tokens.lock``: what keeps writers, snapshots and removals apart (B63).
 
-A lock counts only as long as its file has its name: whoever waited for a lock whose file was removed meanwhile takes
-the new file's (W36).
+A lock is valid only while its file has its name. If the file is removed while somebody waits for its lock, the waiter
+takes the lock of the new file instead (W36).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads a rollout's files without changing them: its records, and every reason why some may be missing (W39, B150).
 
-A damaged line costs itself and is named; it never hides another record. A last line without its end is not there yet.
+A damaged line is left out and named; it never hides another record. A last line without its line feed is not read: its
+writer may still be at work on it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
 from gym_ray.token_id_capture.token_files.append_files import lost_records
 from gym_ray.token_id_capture.token_files.entry_lines import iterate_lines, parse_line
-from gym_ray.token_id_capture.token_files.line_index import LineIndex, ScannedEntries, Witness
+from gym_ray.token_id_capture.token_files.line_index import KnownBytes, LineIndex, ScannedEntries
 from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_state import (
@@ -38,12 +39,12 @@ class Cursor:
     Attributes:
         inode: Inode of the file, 0 when there was none.
         offset: Byte behind the last line that was read.
-        witness: Tells the file from a later one that got its inode.
+        known_bytes: Tell the file from a later one that got its inode.
     """
 
     inode: int
     offset: int
-    witness: Witness = field(default_factory=Witness)
+    known_bytes: KnownBytes = field(default_factory=KnownBytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +151,12 @@ def read_since(folder: RolloutFolder, rollout_id: str, cursor: Cursor | None) ->
 
 def _fits(cursor: Cursor, calls: FileCalls, fd: int, info: os.stat_result) -> bool:
     is_same = cursor.inode == info.st_ino and cursor.offset <= info.st_size
-    return is_same and cursor.witness.agrees(calls, fd)
+    return is_same and cursor.known_bytes.are_in(calls, fd)
 
 
 def _read_from(calls: FileCalls, fd: int, info: os.stat_result, start: Cursor, *, restarted: bool) -> EntriesSince:
     entries: list[PackedEntry] = []
-    offset, witness = start.offset, start.witness
+    offset, known_bytes = start.offset, start.known_bytes
     for line in iterate_lines(lambda count, at: calls.pread(fd, count, at), offset, info.st_size):
         if not line.terminated:
             break
@@ -167,8 +168,8 @@ def _read_from(calls: FileCalls, fd: int, info: os.stat_result, start: Cursor, *
             record = None
         if isinstance(record, dict):
             entries.extend(_readable(record))
-        offset, witness = line.offset + len(line.data) + 1, Witness.of_line(line.data, line.offset)
-    return EntriesSince(entries, Cursor(info.st_ino, offset, witness), restarted)
+        offset, known_bytes = line.offset + len(line.data) + 1, KnownBytes.of_line(line.data, line.offset)
+    return EntriesSince(entries, Cursor(info.st_ino, offset, known_bytes), restarted)
 
 
 def _readable(record: dict[str, object]) -> Iterable[PackedEntry]:

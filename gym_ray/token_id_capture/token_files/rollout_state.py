@@ -1,8 +1,8 @@
 """``<rollout>.tokens.state.json``: the lifecycle of one rollout, and the names of its files (B60-B62).
 
-The file also has room for an index of the records, which is never filled here: it would be rewritten with every
-record. A version is counted on from it instead, one for each record that its index does not cover, so that whoever
-does fill the index arrives at the same number.
+The file format also has an index of the records. It is never filled here, because it would have to be rewritten with
+every record. Instead the version is computed: the stored one, plus one for each record that the stored index does not
+cover. A writer that fills the index arrives at the same number.
 """
 
 from __future__ import annotations

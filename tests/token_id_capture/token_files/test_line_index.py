@@ -16,9 +16,9 @@ from gym_ray.token_id_capture.token_files.line_index import (
     DAMAGED_REASON,
     INVALID_REASON,
     IndexCache,
+    KnownBytes,
     LineIndex,
     ScannedEntries,
-    Witness,
     line_at,
 )
 
@@ -152,8 +152,8 @@ def test_an_index_is_not_believed_for_a_file_that_only_looks_alike(tmp_path: Pat
         assert not index.fits(CALLS, fd, info.st_dev, info.st_ino, info.st_size)
 
 
-def test_a_record_without_a_call_id_in_the_usual_spelling_still_has_a_witness() -> None:
-    assert Witness.of_line(b'{ "model_call_id" : "c0" }', 7) == Witness(7, b'{ "model_call_id" : "c0" }')
+def test_a_record_without_a_call_id_in_the_usual_spelling_still_has_known_bytes() -> None:
+    assert KnownBytes.of_line(b'{ "model_call_id" : "c0" }', 7) == KnownBytes(7, b'{ "model_call_id" : "c0" }')
 
 
 def test_a_line_is_read_whole_whatever_its_length(tmp_path: Path) -> None:
