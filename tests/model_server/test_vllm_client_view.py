@@ -62,12 +62,17 @@ def test_the_routing_of_experts_is_for_those_who_asked() -> None:
     assert not ClientView(experts=True).strip(answer)
     assert ClientView().strip(answer)
     assert answer["choices"][0]["routed_experts"] is None
+    for place in ("message", "delta"):
+        patched: dict[str, Any] = {"choices": [{place: {"content": "a", "routed_experts": [[1]]}}]}
+        assert not ClientView(experts=True).strip(patched)
+        assert ClientView().strip(patched)
+        assert patched == {"choices": [{place: {"content": "a"}}]}
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": None}, {"choices": [None, 3]}, {"choices": [{"message": "x"}]}])
 def test_answers_of_any_shape_pass(answer: dict[str, Any]) -> None:
     assert not ClientView().strip(answer)
-    assert not ClientView().hides(answer) or answer.get("choices") == []
+    assert not ClientView().hides(answer, stripped=True) or answer.get("choices") == []
 
 
 @pytest.mark.parametrize(
@@ -85,5 +90,10 @@ def test_answers_of_any_shape_pass(answer: dict[str, Any]) -> None:
     ],
 )
 def test_chunks_that_are_there_for_the_capture_alone_are_hidden(chunk: dict[str, Any], hidden: bool) -> None:
-    assert ClientView().hides(chunk) is hidden
-    assert not ClientView(ids=True, usage=True).hides(chunk)
+    assert ClientView().hides(chunk, stripped=True) is hidden
+    assert not ClientView(ids=True, usage=True).hides(chunk, stripped=True)
+
+
+def test_a_silent_chunk_that_carried_nothing_is_the_servers_own() -> None:
+    chunk = {"choices": [{"delta": {}, "finish_reason": None, "token_ids": None, "logprobs": None}]}
+    assert not ClientView().hides(chunk, stripped=False)

@@ -63,6 +63,22 @@ async def test_a_recorded_stream_is_asked_for_with_usage_and_shown_without() -> 
     assert ("content-type", "text/event-stream; charset=utf-8") in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        (None, {}),
+        ({"continuous_usage_stats": True}, {}),
+        ({"include_usage": False, "continuous_usage_stats": True, "x": 1}, {"x": 1}),
+        ({"include_usage": True, "continuous_usage_stats": True}, {"continuous_usage_stats": True}),
+    ],
+)
+async def test_the_usage_in_every_chunk_is_not_asked_for_on_the_way(own: Any, sent: dict[str, Any]) -> None:
+    # without the capture a server gives it only to those who ask for the usage at the end as well
+    async with linked_vllm(lambda request: recorded(recording("chat_stream_usage_tokens"))) as link:
+        await link.answer({"messages": [USER], "stream": True, "stream_options": own})
+    assert link.sent[0]["stream_options"] == {**sent, "include_usage": True}
+
+
 @pytest.mark.parametrize("name", ["chat_tokens", "chat_stream_usage_tokens"])
 async def test_a_client_that_asked_for_everything_gets_every_byte(name: str) -> None:
     body = {

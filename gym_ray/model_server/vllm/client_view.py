@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gym_ray.token_id_capture.adapters.vllm import EXPERTS_FIELD
 from gym_ray.token_id_capture.records import TOKEN_ARRAYS
 
 __all__ = ["ClientView"]
@@ -54,29 +55,33 @@ class ClientView:
                 found = self._strip_choice(choice) or found
         return found
 
-    def hides(self, chunk: Mapping[str, Any]) -> bool:
-        """Whether a stripped chunk is there for the capture alone.
+    def hides(self, chunk: Mapping[str, Any], *, stripped: bool) -> bool:
+        """Whether a chunk is there for the capture alone.
 
         It is the one with the usage, or one that carries ids whose text a parser holds back: the server sends neither
         to those who do not ask.
+
+        Args:
+            chunk: The chunk, what was not asked for taken out of it.
+            stripped: Whether there was anything to take out.
         """
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             return False
         if not choices:
             return not self.usage and isinstance(chunk.get("usage"), Mapping)
-        return not self.ids and all(_is_silent(choice) for choice in choices)
+        return stripped and not self.ids and all(_is_silent(choice) for choice in choices)
 
     def _strip_choice(self, choice: dict[str, Any]) -> bool:
         found = False
         if not self.ids:
-            found = _to_null(choice, "token_ids")
-            for name in ("message", "delta"):
-                found = _without_fields(choice.get(name)) or found
+            found = _strip_message(choice, TOKEN_ARRAYS)
+            found = _to_null(choice, "token_ids") or found
         if not self.log_probs:
             found = _to_null(choice, "logprobs") or found
         if not self.experts:
-            found = _to_null(choice, "routed_experts") or found
+            found = _strip_message(choice, (EXPERTS_FIELD,)) or found
+            found = _to_null(choice, EXPERTS_FIELD) or found
         return found
 
 
@@ -87,10 +92,18 @@ def _to_null(members: dict[str, Any], name: str) -> bool:
     return True
 
 
-def _without_fields(message: object) -> bool:
+def _strip_message(choice: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    """Take members that only patched servers have out of a choice's message, or out of what a chunk adds to one."""
+    found = False
+    for place in ("message", "delta"):
+        found = _without_fields(choice.get(place), names) or found
+    return found
+
+
+def _without_fields(message: object, names: tuple[str, ...]) -> bool:
     if not isinstance(message, dict):
         return False
-    carried = [name for name in TOKEN_ARRAYS if name in message]
+    carried = [name for name in names if name in message]
     for name in carried:
         del message[name]
     return bool(carried)

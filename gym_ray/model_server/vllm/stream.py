@@ -121,7 +121,7 @@ def _shown(piece: bytes, tokens: ChatTokenStream, view: ClientView) -> bytes:
         return piece
     tokens.feed(payload)
     changed = view.strip(payload)
-    if view.hides(payload):
+    if view.hides(payload, stripped=changed):
         return b""
     if not changed:
         return piece

@@ -112,8 +112,7 @@ class VllmTokenCalls:
     async def _chat(self, call: _Call, parent: ParentTokens | None) -> EngineAnswer:
         added: dict[str, Any] = {"model": self._served_model, "logprobs": True, "return_token_ids": True}
         if call.request.stream:
-            own = call.body.get("stream_options")
-            added["stream_options"] = {**(own if isinstance(own, Mapping) else {}), "include_usage": True}
+            added["stream_options"] = _with_usage(call)
         if parent is not None and self._supplies_prefix(call.body):
             added[REQUIRED_PREFIX] = parent.token_ids.tolist()
             call = replace(call, prefix=SuppliedPrefix(parent.token_ids, "required_prefix"))
@@ -173,6 +172,19 @@ class _PrefixGuard:
         self._prefix = None
         problem = "the engine told no prompt ids" if prompt is None else prefix.problem(prompt)
         return _mismatch(problem) if problem else ""
+
+
+def _with_usage(call: _Call) -> dict[str, Any]:
+    """Return the client's stream options, the usage at the end asked for.
+
+    Where the client did not ask for it, nothing else may come of it: its wish for the usage in every chunk counts only
+    together with the one at the end.
+    """
+    own = call.body.get("stream_options")
+    options = {**(own if isinstance(own, Mapping) else {}), "include_usage": True}
+    if not call.view.usage:
+        options.pop("continuous_usage_stats", None)
+    return options
 
 
 def _mismatch(detail: str) -> str:

@@ -3,7 +3,8 @@
 Where they stand:
 
 - stock Chat with ``return_token_ids``: ``prompt_token_ids`` at the top, ``token_ids`` in the choice;
-- patched and older workers: ``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs`` in the message;
+- patched and older workers: ``prompt_token_ids``, ``generation_token_ids`` and ``generation_log_probs`` in the message,
+  and ``routed_experts`` there or in the choice;
 - ``return_tokens_as_token_ids``: ``token_id:<n>`` in place of each log prob's text;
 - ``/inference/v1/generate``: as stock Chat, with the id beside each log prob and spans of weight versions;
 - SGLang's own route: ``output_ids`` and ``meta_info.output_token_logprobs``.
@@ -20,8 +21,10 @@ from gym_ray.token_id_capture.adapters.asked import Asked
 from gym_ray.token_id_capture.adapters.settling import Told, counted, settle
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
-__all__ = ["Asked", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
+__all__ = ["EXPERTS_FIELD", "Asked", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
 
+EXPERTS_FIELD: Final = "routed_experts"
+"""Member with the routing of experts, in a choice, or in the message of one as patched workers put it there."""
 _NOTHING_ASKED: Final = Asked()
 
 
@@ -37,6 +40,8 @@ def tokens_of_chat_answer(answer: Mapping[str, Any], asked: Asked = _NOTHING_ASK
     message = _object(choice.get("message"))
     told.prompt = _agreed(told, "prompt ids", message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
     told.generation = _agreed(told, "generated ids", message.get("generation_token_ids"), choice.get("token_ids"))
+    if not told.experts and message.get(EXPERTS_FIELD) is not None:
+        told.experts.append(message[EXPERTS_FIELD])
     log_probs = message.get("generation_log_probs")
     if isinstance(log_probs, list):
         told.log_probs.take_values(log_probs)
@@ -74,8 +79,8 @@ def take_ending(told: Told, choice: Mapping[str, Any]) -> None:
     ):
         if value is not None:
             setattr(told, name, value)
-    if choice.get("routed_experts") is not None:
-        told.experts.append(choice["routed_experts"])
+    if choice.get(EXPERTS_FIELD) is not None:
+        told.experts.append(choice[EXPERTS_FIELD])
 
 
 def _tokens_of_sglang_answer(answer: Mapping[str, Any], asked: Asked) -> TokenOutcome:

@@ -258,6 +258,16 @@ def test_experts_that_do_not_fit_are_dropped_and_the_call_is_kept(caplog: pytest
     assert later.routed_experts == rows[:2]
 
 
+def test_experts_in_the_message_are_a_patched_workers() -> None:
+    rows = [[[1, 2]]] * 4
+    answer = chat()
+    answer["choices"][0]["message"]["routed_experts"] = rows
+    assert exact(tokens_of_chat_answer(answer)).routed_experts is rows
+    both = chat(routed_experts=[[[3, 4]]] * 4)
+    both["choices"][0]["message"]["routed_experts"] = rows
+    assert exact(tokens_of_chat_answer(both)).routed_experts == [[[3, 4]]] * 4
+
+
 def test_an_answer_is_not_changed_by_being_read() -> None:
     answer = recorded("chat_tokens")
     before = copy.deepcopy(answer)
