@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gym_ray.dialects import MESSAGES
 from gym_ray.dialects.conversion import messages_to_responses
 from gym_ray.errors import UnsupportedRequestError, UnusableTokensError
 from gym_ray.token_id_capture.capturing.record_building import ServedAnswer, tokens_of_fields
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
-from gym_ray.token_id_capture.records import TOKEN_FIELDS, response_to_output_items
+from gym_ray.token_id_capture.records import TOKEN_FIELDS
 from gym_ray.token_id_capture.request_items import request_items
 
 __all__ = [
@@ -18,12 +18,12 @@ __all__ = [
     "asks_for_several",
     "has_several_choices",
     "items_of",
-    "says_something",
     "tokens_in",
     "without_tokens",
 ]
 
-_CONTENT = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
+_TOKEN_MEMBERS: Final = (*TOKEN_FIELDS, "token_ids")
+"""Token fields, and what a stock server has in a choice."""
 
 
 def items_of(dialect: str, body: Mapping[str, Any]) -> list[object] | None:
@@ -57,35 +57,18 @@ def has_several_choices(answer: Mapping[str, Any]) -> bool:
     return isinstance(choices, list) and len(choices) > 1
 
 
-def says_something(answer: Mapping[str, Any]) -> bool:
-    """Whether an answer, of any dialect, whole or cut off, has any content that its client may have used."""
-    return any(_has_content(item) for item in response_to_output_items(answer))
-
-
-def _has_content(item: Mapping[str, Any]) -> bool:
-    if item.get("type", "message") != "message":
-        return True
-    return any(_is_content(item.get(name)) for name in _CONTENT)
-
-
-def _is_content(value: object) -> bool:
-    if isinstance(value, list):
-        return any(not isinstance(part, Mapping) or part.get("text") != "" for part in value)
-    return bool(value)
-
-
 def without_tokens(answer: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an answer without token fields, its own, its items' and its choices'; None when there are none."""
+    """Return an answer without tokens, its own, its items', its blocks' and its choices'; None when it has none."""
     changed: dict[str, Any] = {}
-    output, choices = answer.get("output"), answer.get("choices")
-    if isinstance(output, list) and any(_carries(item) for item in output):
-        changed["output"] = [_stripped(item) for item in output]
-    if isinstance(choices, list) and any(_carries(_message_of(choice)) for choice in choices):
-        changed["choices"] = [
-            {**choice, "message": _stripped(choice["message"])} if _carries(_message_of(choice)) else choice
-            for choice in choices
-        ]
-    return {**_stripped(answer), **changed} if changed or _carries(answer) else None
+    for name, stripped in (("output", _stripped), ("content", _stripped), ("choices", _stripped_choice)):
+        items = answer.get(name)
+        if not isinstance(items, list):
+            continue
+        shown = list(map(stripped, items))
+        if any(new is not old for new, old in zip(shown, items, strict=True)):
+            changed[name] = shown
+    own = _stripped(answer)
+    return {**own, **changed} if changed or own is not answer else None
 
 
 def tokens_in(answer: Mapping[str, Any]) -> TokenOutcome | None:
@@ -97,13 +80,14 @@ def tokens_in(answer: Mapping[str, Any]) -> TokenOutcome | None:
         return Untrainable(error.reason, error.detail)
 
 
-def _message_of(choice: object) -> object:
-    return choice.get("message") if isinstance(choice, Mapping) else None
-
-
-def _carries(item: object) -> bool:
-    return isinstance(item, Mapping) and any(item.get(name) is not None for name in TOKEN_FIELDS)
-
-
 def _stripped(item: Any) -> Any:
-    return {name: value for name, value in item.items() if name not in TOKEN_FIELDS} if _carries(item) else item
+    """Return an object without its tokens; the very same one, whatever it is, when there are none."""
+    if not isinstance(item, Mapping) or all(item.get(name) is None for name in _TOKEN_MEMBERS):
+        return item
+    return {name: value for name, value in item.items() if name not in _TOKEN_MEMBERS}
+
+
+def _stripped_choice(choice: Any) -> Any:
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    shown, stripped = _stripped(message), _stripped(choice)
+    return stripped if shown is message else {**stripped, "message": shown}

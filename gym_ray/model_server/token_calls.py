@@ -30,7 +30,6 @@ from gym_ray.model_server.token_answers import (
     asks_for_several,
     has_several_choices,
     items_of,
-    says_something,
     tokens_in,
 )
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
@@ -191,17 +190,17 @@ class TokenCall:
         """End a call whose client gets the engine's refusal."""
         await self._capture.withdraw(f"the engine answered {status}")
 
-    async def failed(self, answer: Mapping[str, Any] | None, detail: str) -> None:
-        """End a call whose answer ended in an error or broke off; what was served before decides what that means.
+    async def failed(self, detail: str, *, served: bool) -> None:
+        """End a call whose answer ended in an error or broke off.
 
         Args:
-            answer: As much of the answer as the client was served; None when that is not known.
             detail: What happened.
+            served: Whether the client may have been served content before; without any, the call is withdrawn.
         """
-        if answer is not None and not says_something(answer):
-            await self._capture.withdraw(detail)
-        else:
+        if served:
             await self._capture.untrainable(Untrainable(IDS_MISSING, detail))
+        else:
+            await self._capture.withdraw(detail)
 
     async def unreadable(self, detail: str) -> None:
         """End a call whose answer was served and cannot be read."""

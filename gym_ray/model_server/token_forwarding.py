@@ -21,6 +21,7 @@ from gym_ray.errors import EngineError
 from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.facts import publish_answer, publish_failure
+from gym_ray.model_server.served_content import says_something, stream_says_something
 from gym_ray.model_server.token_answers import without_tokens
 from gym_ray.model_server.token_calls import TokenCall
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
@@ -86,11 +87,14 @@ async def _whole(
     elif answer is None:
         await call.unreadable(f"the engine answered {reply.status} with something that is no JSON object")
     elif is_error_payload(answer):
-        await call.failed(answer, f"the engine answered {reply.status} with an error")
+        served = says_something(answer)
+        await call.failed(f"the engine answered {reply.status} with an error", served=served)
     else:
         await call.complete(answer, outcome)
-        if not call.client_wants_ids and (stripped := without_tokens(answer)) is not None:
-            raw = exact_json.dumps(stripped)
+    # An engine that reports tokens beside its answer has taken out of it what nobody asked for.
+    if answer is not None and reply.tokens is None and not call.client_wants_ids:
+        stripped = without_tokens(answer)
+        raw = raw if stripped is None else exact_json.dumps(stripped)
     return _response(reply, raw)
 
 
@@ -165,16 +169,22 @@ class _TokenStream(Response):
         """End the call as its stream did."""
         call, terminal = self._call, self._scanner.terminal
         seen = b"".join(self._seen)
+        if terminal is None or terminal == ERROR:
+            served = await aside(len(seen), lambda: stream_says_something(call.way.dialect, seen))
+            await call.failed(_how_it_failed(terminal, failure), served=served)
+            return
         answer = await aside(len(seen), lambda: reassemble(call.way.dialect, seen))
-        if terminal is None:
-            broke = "it has no terminal event" if failure is None else f"{type(failure).__name__}: {failure}"
-            await call.failed(answer if seen else {}, f"the stream broke off: {broke}")
-        elif terminal == ERROR:
-            await call.failed(answer, "the stream ended in an error")
-        elif answer is None:
+        if answer is None:
             await call.unreadable("the stream cannot be put together")
         else:
             await call.complete(answer, call.outcome(answer, self._reply))
+
+
+def _how_it_failed(terminal: str | None, failure: Exception | None) -> str:
+    if terminal is not None:
+        return "the stream ended in an error"
+    broke = "it has no terminal event" if failure is None else f"{type(failure).__name__}: {failure}"
+    return f"the stream broke off: {broke}"
 
 
 def _is_sse(reply: EngineAnswer) -> bool:

@@ -407,6 +407,26 @@ async def test_a_stream_that_ends_in_an_error_or_without_an_end(
         assert reason in server.call.reasons[0]
 
 
+@pytest.mark.parametrize("tail", [b"", b'data: {"error":{"message":"boom"}}\n\n'])
+@pytest.mark.parametrize(
+    ("before", "ending"),
+    [
+        (b": still working\n\n", "withdraw"),
+        (b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n: on\n\n', "withdraw"),
+        (b'data: {"choices":[{"delta":{"reasoning_details":[{"text":"hm"}]}}]}\n\n', "untrainable"),
+        (b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n', "untrainable"),
+        (b'data: {"choices":[{"delta":{"content":"a\nb"}}]}\n\n', "untrainable"),
+    ],
+)
+async def test_only_what_surely_says_nothing_is_withdrawn(
+    tmp_path: Path, before: bytes, tail: bytes, ending: str
+) -> None:
+    script = plays(ScriptedAnswer([before, tail], content_type=SSE, tokens=TOKENS))
+    async with served(tmp_path, script) as server:
+        assert (await server.ask(CHAT, stream=True)).content == before + tail
+    assert server.log[-1] == ending
+
+
 async def test_what_comes_behind_the_end_of_a_stream_is_handed_on_behind_the_record(tmp_path: Path) -> None:
     chunks = [*stream_answer(CHAT, "hello there").chunks, b": bye\n\n", b": and more\n\n"]
     for cut in (False, True):

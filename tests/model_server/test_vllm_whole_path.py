@@ -183,6 +183,18 @@ async def test_a_rollout_with_a_tool_becomes_one_row_of_the_very_tokens(
     assert not row.mask_sample
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_settings_ask_for_is_shown_as_without_capture(tmp_path: Path, stream: bool) -> None:
+    fake = FakeVllm([[*spelled("ab"), END]] * 2)
+    asked = {"return_token_ids": True, "logprobs": True}
+    async with server(tmp_path, fake.script, extra_body=asked) as model:
+        body = {"messages": [USER], "stream": stream}
+        _, shown = await model.ask(CHAT, body)
+        plain = await model.http.post(PATH_OF[CHAT], json=body)
+    assert shown == plain.content
+    assert b"prompt_token_ids" in shown
+
+
 async def test_retokenised_history_is_no_continuation(tmp_path: Path) -> None:
     # B39: the second prompt spells the first answer with other ids, so the tokens of both calls are no one sequence
     fake = FakeVllm([[*spelled(text), END] for text in ("ab", "cd")])
