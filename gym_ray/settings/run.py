@@ -145,8 +145,7 @@ class RunSettings(CaptureSettings):
     @property
     def token_dir(self) -> Path | None:
         """Directory of the token files; None when tokens are not captured, or kept by a sink that is not files."""
-        block = self.token_id_capture
-        return block.resolved_dir(self.model_call_capture_dir) if block.enabled and block.sink is None else None
+        return self.token_id_capture.dir_in_use(self.model_call_capture_dir)
 
     def trains(self, agent_name: str) -> bool:
         """Return whether the calls of an agent are captured for training (B129)."""

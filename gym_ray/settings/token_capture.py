@@ -123,6 +123,10 @@ class TokenIdCaptureConfig(FrozenModel):
         """Return where token files would lie: the block's own directory, else that of model calls."""
         return self.dir if self.dir is not None else capture_dir
 
+    def dir_in_use(self, capture_dir: Path | None) -> Path | None:
+        """Return where token files do lie; None when capture is off or the block names a sink."""
+        return self.resolved_dir(capture_dir) if self.enabled and self.sink is None else None
+
 
 def check_token_capture(
     config: TokenIdCaptureConfig,

@@ -43,7 +43,6 @@ __all__ = [
     "build_token_source",
     "control_auth_token",
     "read_token_capture",
-    "token_dir",
 ]
 
 _log = logging.getLogger(__name__)
@@ -62,11 +61,6 @@ def read_token_capture(settings: Mapping[str, Any]) -> TokenCaptureSettings:
         "lineage_installed": installed_lineage_store() is not None,
     }
     return TokenCaptureSettings.model_validate(settings, context=installed)
-
-
-def token_dir(config: TokenIdCaptureConfig, capture_dir: Path | None) -> Path | None:
-    """Return the directory whose files are in use; None when capture is off or the block names a sink."""
-    return config.resolved_dir(capture_dir) if config.enabled and config.sink is None else None
 
 
 def build_sink(config: TokenIdCaptureConfig) -> TokenSink | None:
@@ -221,7 +215,7 @@ class _Borrowed:
 def _file_store(
     config: TokenIdCaptureConfig, capture_dir: Path | None, timeout_s: float = _TIMEOUT_S
 ) -> TokenCaptureStore | None:
-    directory = token_dir(config, capture_dir)
+    directory = config.dir_in_use(capture_dir)
     return None if directory is None else TokenCaptureStore(directory, timeout_s=timeout_s)
 
 

@@ -23,7 +23,6 @@ from gym_ray.token_id_capture.config import (
     build_token_source,
     control_auth_token,
     read_token_capture,
-    token_dir,
 )
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
@@ -57,7 +56,7 @@ async def test_nothing_is_built_while_capture_is_off(tmp_path: Path) -> None:
     assert build_token_capture(off, capture_dir=tmp_path) is None
     assert build_token_source(off, tmp_path) is None
     assert build_sink(off) is build_lineage_store(off) is build_source(off) is None
-    assert token_dir(off, tmp_path) is None
+    assert off.dir_in_use(tmp_path) is None
 
 
 async def test_files_in_the_capture_directory_are_the_default(tmp_path: Path) -> None:

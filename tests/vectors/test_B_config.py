@@ -19,7 +19,6 @@ from gym_ray.token_id_capture.config import (
     build_sink,
     control_auth_token,
     read_token_capture,
-    token_dir,
 )
 
 SECTIONS = {
@@ -139,7 +138,7 @@ def test_agent(agent: dict[str, Any]) -> None:
 
 def test_directory(directory: dict[str, Any]) -> None:
     read = read_token_capture(directory["config"])
-    found = token_dir(read.token_id_capture, read.model_call_capture_dir)
+    found = read.token_id_capture.dir_in_use(read.model_call_capture_dir)
     assert [str(found)] * (found is not None) == directory["dirs"]
 
 
