@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +28,7 @@ from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 
-__all__ = ["QUIESCE_PATH", "WrittenCalls", "forget", "list_written_calls", "quiesce_endpoint"]
+__all__ = ["QUIESCE_PATH", "TrainingMarks", "WrittenCalls", "forget", "list_written_calls", "quiesce_endpoint"]
 
 QUIESCE_PATH = "/ng-capture/quiesce"
 _MAX_WAIT_S = 600.0
@@ -46,12 +46,30 @@ class _QuiesceRequest(BaseModel):
     withdraw_open: bool = True
 
 
-def quiesce_endpoint(writer: CaptureWriter | None, run_token: str | None) -> Callable[[Request], Awaitable[Response]]:
+class TrainingMarks(Protocol):
+    """What a server knows of rollouts that lost training tokens."""
+
+    def unmarked(self) -> Container[str]:
+        """Return the rollouts whose mark is not durable yet."""
+
+    def forget(self, rollout_id: str) -> None:
+        """Drop such marks of a rollout that begins anew."""
+
+
+def quiesce_endpoint(
+    writer: CaptureWriter | None, run_token: str | None, training: TrainingMarks | None = None
+) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of ``POST /ng-capture/quiesce``.
 
     It takes ``{rollout_ids, timeout_s, forget, withdraw_open}``, all of them optional, and answers as
-    :meth:`CaptureWriter.quiesce` says; 401 without the run token when there is one, 422 for a body it cannot use, 404
+    :meth:`CaptureWriter.quiesce` says, with ``tokens_lost`` true for each rollout that lost training tokens while the
+    mark that says so is not durable yet; 401 without the run token when there is one, 422 for a body it cannot use, 404
     when the server does not capture.
+
+    Args:
+        writer: The server's writer.
+        run_token: The run's token.
+        training: The server's training capture, None when it has none.
     """
 
     async def quiesce(request: Request) -> Response:
@@ -66,6 +84,13 @@ def quiesce_endpoint(writer: CaptureWriter | None, run_token: str | None) -> Cal
             )
         except (ValidationError, RolloutIdError) as error:
             return _error(422, str(error))
+        if training is not None:
+            if asked.withdraw_open:
+                for rollout_id in asked.forget:
+                    training.forget(rollout_id)
+            unmarked = training.unmarked()
+            for rollout_id, entry in answer["rollouts"].items():
+                entry["tokens_lost"] = rollout_id in unmarked
         return Response(exact_json.dumps(answer), media_type="application/json")
 
     return quiesce
@@ -90,6 +115,7 @@ class WrittenCalls:
         lost_call_ids: Calls that a dead server began, never ended, and left in no file.
         unreachable_writers: Living writers that gave no answer; their calls are unknown.
         marked_incomplete: A writer has a mark for the rollout that may not be on disk yet.
+        tokens_lost: A server lost training tokens of the rollout, and the mark that says so is not on disk yet.
     """
 
     recorded: tuple[RecordedCall, ...] = ()
@@ -97,6 +123,7 @@ class WrittenCalls:
     lost_call_ids: tuple[str, ...] = ()
     unreachable_writers: tuple[str, ...] = ()
     marked_incomplete: bool = False
+    tokens_lost: bool = False
 
     @property
     def complete(self) -> bool:
@@ -198,11 +225,13 @@ class _Found:
     recorded: list[RecordedCall] = field(default_factory=list)
     open_call_ids: list[str] = field(default_factory=list)
     incomplete: bool = False
+    tokens_lost: bool = False
 
     def take(self, entry: dict[str, Any]) -> None:
         self.recorded.extend(RecordedCall(*call) for call in entry["recorded"])
         self.open_call_ids.extend(entry["open"])
         self.incomplete = self.incomplete or entry["incomplete"]
+        self.tokens_lost = self.tokens_lost or entry.get("tokens_lost", False)
 
 
 def _combine(
@@ -231,6 +260,7 @@ def _combine(
             lost_call_ids=tuple(lost.get(rollout_id, ())),
             unreachable_writers=unreachable,
             marked_incomplete=entry.incomplete,
+            tokens_lost=entry.tokens_lost,
         )
         for rollout_id, entry in found.items()
     }

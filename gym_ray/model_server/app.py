@@ -119,7 +119,7 @@ def build_app(
     routes.append(Route("/v1/models", service.models, methods=["GET"]))
     routes.append(Route("/health", service.health, methods=["GET"]))
     if capture is not None:
-        routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token), methods=["POST"]))
+        routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token, tokens), methods=["POST"]))
     if tokens is not None:
         endpoint = weight_version_endpoint(tokens, service.check_token)
         routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))

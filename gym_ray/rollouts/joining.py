@@ -104,7 +104,8 @@ class Joiner:
         calls = await self._written_calls(job.rollout_id) if request.attach_capture else None
         tokens = FinalizedTokens(result, None)
         if self._tokens is not None:  # behind the list of calls, so that those that were still open have ended
-            tokens = await self._tokens.finalize(job, result)
+            lost = calls is not None and calls.tokens_lost
+            tokens = await self._tokens.finalize(job, result, lost=lost)
         outcome = await asyncio.to_thread(self._join_and_append, job, tokens, calls, request.terminal)
         if self._tokens is not None and outcome.written is not None and outcome.written.file == "main":
             await self._tokens.retire(job, tokens)

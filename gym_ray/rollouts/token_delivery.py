@@ -16,7 +16,7 @@ from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import TOKEN_METRICS_FIELD
 from gym_ray.rollouts.ports import AttemptJob
-from gym_ray.rollouts.token_sources import BoundedSource, StaleCaptures
+from gym_ray.rollouts.token_sources import BoundedSource, LossySource, StaleCaptures
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.config import build_source, build_token_source
@@ -125,13 +125,14 @@ class TokenDelivery:
         """Whether an attempt's agent takes part."""
         return job.agent in self._agents
 
-    async def finalize(self, job: AttemptJob, result: RunResult) -> FinalizedTokens:
+    async def finalize(self, job: AttemptJob, result: RunResult, *, lost: bool = False) -> FinalizedTokens:
         """Return the result with its tokens; a failure, and what takes no part, comes back as it is. Never raises.
 
         Args:
             job: The attempt; the capture is found by its id and by nothing the reply says. Tokens, rows and verdicts of
                 token capture that the reply itself brings are no evidence, and give way to what was captured.
             result: How its run ended.
+            lost: A server says that it lost tokens of the attempt, and could not write that down yet.
         """
         if not self.concerns(job) or result.failure is not None or result.reply is None:
             return FinalizedTokens(result, None)
@@ -140,7 +141,8 @@ class TokenDelivery:
             return FinalizedTokens(result, None)
         _drop_claims(record)
         record["_ng_rollout_id"] = job.rollout_id
-        build = await finalize_rollout_token_capture(record, self._source, rows=self._rows)
+        source = LossySource(self._source) if lost else self._source
+        build = await finalize_rollout_token_capture(record, source, rows=self._rows)
         if build is None:
             return FinalizedTokens(result, None)
         if reasons := mask_reasons(build):

@@ -13,11 +13,13 @@ from typing import Any, Final, Protocol
 
 from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
-from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot, TokenSource
+from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 
-__all__ = ["BoundedSource", "StaleCaptures"]
+__all__ = ["MARK_PENDING", "BoundedSource", "LossySource", "StaleCaptures"]
 
 _log = logging.getLogger(__name__)
+MARK_PENDING: Final = "mark_pending"
+"""Reason of a capture that lost tokens while the mark that says so was not durable."""
 TIMEOUT_S: Final = 30.0
 """Longest that one question may take: a freeze and a drop together stay below what a join may take."""
 
@@ -56,6 +58,31 @@ class BoundedSource:
             await self._calls.aclose(self._timeout_s)
         except Exception:  # noqa: BLE001 - boundary: a source may raise anything, and its owner has more to close
             _log.exception("%s could not be closed", self._name)
+
+
+class LossySource:
+    """A source of a capture that is known to have lost tokens, though it does not say so itself yet.
+
+    Args:
+        source: The source; it stays its owner's.
+    """
+
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """Freeze; the snapshot is incomplete and says why."""
+        found = await self._source.freeze(rollout_id)
+        problem = CaptureProblem(MARK_PENDING, "", "a server lost tokens and could not write that down yet")
+        problems = (*found.problems, problem)
+        return TokenCaptureSnapshot(rollout_id, found.packed, True, found.snapshot_id, found.version, problems)
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:  # noqa: ARG002 - as the protocol
+        """Drop nothing: what is incomplete is evidence."""
+        return False
+
+    async def close(self) -> None:
+        """Leave the source open."""
 
 
 class StaleCaptures:

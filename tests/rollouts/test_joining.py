@@ -14,7 +14,7 @@ from starlette.routing import Route
 from gym_ray.errors import CaptureError, ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.exchange import Exchange
-from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
+from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, forget, quiesce_endpoint
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.rollouts.collection import Collection, CollectionSettings
@@ -26,7 +26,11 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.rollouts.token_delivery import TokenDelivery
 from gym_ray.testing.fake_rollouts import FakePort
+from gym_ray.testing.token_sinks import PlainTokenSink
+from gym_ray.testing.token_source import FakeTokenSource, call_entry
+from gym_ray.token_id_capture.call_capture import TokenCapture
 
 ROW = {
     "responses_create_params": {"input": "q"},
@@ -54,7 +58,10 @@ class Setting:
         self.writer = CaptureWriter(self.captures, server_name="policy_model", url="http://model", run_token="t")
         self.writer.start()
         self.asked: list[dict[str, Any]] = []
-        answer = quiesce_endpoint(self.writer, "t")
+        sink = PlainTokenSink()
+        sink.failures["mark_incomplete"] = OSError("no space left")
+        self.tokens = TokenCapture(sink, None, retry_interval_s=60.0)
+        answer = quiesce_endpoint(self.writer, "t", self.tokens)
 
         async def route(request: Any) -> Any:
             self.asked.append(await request.json())
@@ -89,6 +96,8 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     yield found
     await found.joiner.aclose()
     await found.client.aclose()
+    found.tokens.forget("0-0")
+    await found.tokens.aclose()
     await asyncio.to_thread(found.writer.close)
 
 
@@ -271,3 +280,26 @@ async def test_a_whole_run_keeps_every_call_of_every_attempt(tmp_path: Path, set
 async def test_a_joiner_needs_a_run_that_has_begun(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be opened"):
         RunOutputs(RunPaths.of(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_tokens_that_a_server_lost_mask_a_record_before_the_disk_knows(setting: Setting, lost: bool) -> None:
+    if lost:
+        setting.tokens.mark_soon("0-0")
+    source = FakeTokenSource([call_entry("a", [1], [2], rollout_id="0-0")])
+    agent = JOB.agent
+    joiner = setting.make_joiner(tokens=TokenDelivery(source, frozenset({agent}), retire=True, rows="main"))
+    outcome = await joiner.join(JOB, REPLY, START)
+    await joiner.aclose()
+    assert outcome.summary.token_mask_reasons == (("capture_incomplete", "mark_pending") if lost else ())
+    (record,) = setting.records()
+    assert [row["mask_sample"] for row in record["_ng_training_rows"]] == [lost]
+    assert source.dropped == ([] if lost else [("0-0", "snap", 7)])
+
+
+async def test_marks_that_wait_are_dropped_only_where_a_rollout_begins_anew(setting: Setting) -> None:
+    setting.tokens.mark_soon("0-0")
+    await forget(setting.captures, ["0-0"], client=setting.client, withdraw_open=False)
+    assert setting.tokens.unmarked() == {"0-0"}
+    await forget(setting.captures, ["0-0"], client=setting.client)
+    assert setting.tokens.unmarked() == frozenset()
