@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -19,15 +20,11 @@ from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
 from gym_ray.token_id_capture.capturing.late_marks import LateMarks
 from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
-from gym_ray.token_id_capture.exact_tokens import (
-    PREFIX_NOT_SUPPLIED,
-    ParentTokens,
-    TokenOutcome,
-    Untrainable,
-)
+from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.protocols import TokenSink
+from gym_ray.token_id_capture.reasons import PREFIX_NOT_SUPPLIED
 from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
 
 __all__ = ["CallCapture", "TokenCapture"]
@@ -77,6 +74,7 @@ class TokenCapture:
         self._timeout_s = timeout_s
         self._bounded = BoundedCalls(timeout_s)
         self._calls = SinkCalls(sink, self._bounded)
+        self._calls_under_way: weakref.WeakSet[CallCapture] = weakref.WeakSet()
         self._marks = LateMarks(self._calls.mark, retry_interval_s=retry_interval_s)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="token-capture")
         self._services = CaptureServices(
@@ -116,7 +114,9 @@ class TokenCapture:
             fail_unproven_prefix=self._fail_unproven_prefix,
             version_start=self.weight_version,
         )
-        return CallCapture(context, self._services)
+        call = CallCapture(context, self._services)
+        self._calls_under_way.add(call)
+        return call
 
     def mark_soon(self, rollout_id: str, model_call_id: str = "") -> None:
         """Take over that a rollout may have lost tokens, without waiting for a disk (B78).
@@ -137,8 +137,15 @@ class TokenCapture:
         return self._marks.pending()
 
     def forget(self, rollout_id: str) -> None:
-        """Drop marks of a rollout whose evidence was cleared because it begins anew, so that they spoil no new call."""
+        """Keep what came before out of a rollout that begins anew, whose evidence is cleared after this (B71).
+
+        Marks are dropped. Calls under way are answered as ever, and nothing of theirs is kept: one that is not noted
+        yet is refused, and only a record that is being written just now marks the rollout.
+        """
         self._marks.drop(rollout_id)
+        for call in self._calls_under_way:
+            if call.context.rollout_id == rollout_id:
+                call.context.superseded = True
 
     async def settled(self, rollout_id: str, timeout_s: float) -> bool:
         """Wait until every mark of a rollout is durable, ``timeout_s`` at most, and return whether all are."""

@@ -486,6 +486,82 @@ async def test_a_lineage_store_of_another_make_may_have_tuples() -> None:
     assert [(entry.prompt_token_ids, entry.prompt_is_delta) for entry in sink.entries] == [([3], True)]
 
 
+ENDINGS = {
+    "commit": lambda begun: begun.commit(answer("A0"), tokens([1], [2])),
+    "untrainable": lambda begun: begun.commit(answer("A0"), Untrainable("usage_missing")),
+    "no tokens": lambda begun: begun.commit(answer("A0"), None),
+    "withdraw": lambda begun: begun.withdraw("the engine answered 500"),
+}
+
+
+@pytest.mark.parametrize("ending", sorted(ENDINGS))
+@pytest.mark.parametrize("notes", [True, False])
+async def test_a_call_from_before_its_rollout_began_anew_leaves_nothing_in_it(notes: bool, ending: str) -> None:
+    # B71: what was cleared is of an attempt that is over, and a late record would be taken for one of the next
+    sink = NotingTokenSink() if notes else PlainTokenSink()
+    kept = TokenCapture(sink, InMemoryLineageResolver(), retry_interval_s=0.01)
+    before, cancelled, other = kept.begin("r0", "c0"), kept.begin("r0", "c1"), kept.begin("r1", "c2")
+    for each in (before, cancelled, other):
+        await each.resolve([QUESTION])
+        await each.intend()
+    kept.forget("r0")
+    after = kept.begin("r0", "c3")
+    await after.resolve([QUESTION])
+    await after.intend()
+    sink.asked.clear()
+    await ENDINGS[ending](before)
+    cancelled.abandon()
+    assert (sink.asked, kept.unmarked()) == ([], frozenset())
+    await other.commit(answer("A2"), tokens([1], [3]))
+    await after.commit(answer("A3"), tokens([1], [4]))
+    await kept.aclose()
+    assert [(entry.rollout_id, entry.model_call_id) for entry in sink.entries] == [("r1", "c2"), ("r0", "c3")]
+    assert sink.marks == []
+
+
+async def test_a_call_whose_rollout_begins_anew_before_it_is_noted_is_refused() -> None:
+    sink = NotingTokenSink()
+    kept = TokenCapture(sink, None)
+    early = kept.begin("r0", "c0")
+    await early.resolve([QUESTION])
+    kept.forget("r0")
+    with pytest.raises(CaptureError, match="r0: the rollout began anew"):
+        await early.intend()
+    assert sink.begun == []
+    late = kept.begin("r0", "c1")
+    sink.hanging = {"begin_call"}
+    noting = asyncio.create_task(late.intend())
+    await sink.reached.wait()
+    kept.forget("r0")
+    sink.released.set()
+    with pytest.raises(CaptureError, match="r0: the rollout began anew"):
+        await noting
+    await kept.aclose()
+
+
+@pytest.mark.parametrize("end", ["kept", "failed", "cancelled"])
+async def test_a_record_that_is_being_written_when_its_rollout_begins_anew_marks_it(end: str) -> None:
+    sink = NotingTokenSink()
+    kept = TokenCapture(sink, None, retry_interval_s=0.01)
+    begun = kept.begin("r0", "c0")
+    await begun.intend()
+    sink.reached.clear()
+    sink.hanging = {"put"}
+    writing = asyncio.create_task(begun.commit(answer("A0"), tokens([1], [2])))
+    await sink.reached.wait()
+    kept.forget("r0")
+    if end == "failed":
+        sink.failures = {"put": OSError("disk")}
+    if end == "cancelled":
+        writing.cancel()
+    sink.released.set()
+    await asyncio.wait({writing})
+    assert await kept.settled("r0", DEADLINE_S)
+    await kept.aclose()
+    assert ("r0", "c0", "untrainable") in [ended[:3] for ended in sink.ended]
+    assert "from before the rollout began anew" in " ".join(ended[3] for ended in sink.ended)
+
+
 @pytest.mark.parametrize("notes", [True, False])
 @pytest.mark.parametrize("failing", [("put",), ("put", "mark_incomplete", "end_call"), ("mark_incomplete", "end_call")])
 async def test_nothing_raises_after_dispatch(notes: bool, failing: tuple[str, ...]) -> None:

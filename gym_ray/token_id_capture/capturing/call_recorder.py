@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from gym_ray.errors import UnusableTokensError
+from gym_ray.errors import CaptureError, UnusableTokensError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
 from gym_ray.token_id_capture.capturing.record_building import (
@@ -25,13 +25,7 @@ from gym_ray.token_id_capture.capturing.record_building import (
     tokens_of_fields,
 )
 from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
-from gym_ray.token_id_capture.exact_tokens import (
-    IDS_MISSING,
-    PREFIX_NOT_SUPPLIED,
-    ExactTokens,
-    TokenOutcome,
-    Untrainable,
-)
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.fingerprint import HashedItems, assistant_fingerprint
 from gym_ray.token_id_capture.lineage import (
@@ -40,21 +34,21 @@ from gym_ray.token_id_capture.lineage import (
     LineageResolution,
 )
 from gym_ray.token_id_capture.packed import starts_with
+from gym_ray.token_id_capture.reasons import CAPTURE_FAILED, IDS_MISSING, PREFIX_NOT_SUPPLIED
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.request_items import RequestItems, text_input_of
 
-__all__ = ["CAPTURE_FAILED", "CallRecorder", "CaptureServices", "OnThread"]
+__all__ = ["CallRecorder", "CaptureServices", "OnThread"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-CAPTURE_FAILED: Final = "capture_failed"
-"""Reason of a call that was lost to a fault in capture, its sink or its answer's shape."""
 
 _ROOT: Final = LineageResolution(ParentResolutionStatus.ROOT)
 _UNAVAILABLE: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=RESOLVER_UNAVAILABLE_REASON)
 _LOOKUP_ERROR: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=LOOKUP_ERROR_REASON)
 
+_FROM_BEFORE: Final = "a record of a call from before the rollout began anew may be among its records"
 _PATIENCE_S: Final = 1.0
 _INLINE_ITEMS: Final = 256
 _INLINE_CHARACTERS: Final = 256 * 1024
@@ -118,10 +112,12 @@ class CallRecorder:
         self._services.health.resolved(context.parent_resolution.status)
 
     async def intend(self) -> None:
-        """Note the call; raises what the sink raises (B83)."""
+        """Note the call; raises what the sink raises (B83), and if its rollout began anew meanwhile."""
         context = self._context
         if context.token_sink is not None and not context.external_staging:
+            self._check_current()
             await self._calls.begin(context.rollout_id, context.model_call_id)
+            self._check_current()
 
     def proves_prefix(self, tokens: ExactTokens) -> bool:
         """Whether a prompt begins with the proven parent's tokens."""
@@ -131,7 +127,8 @@ class CallRecorder:
     async def commit(self, response: object, outcome: TokenOutcome | None, items: Sequence[object] | None) -> None:
         """Keep the record of an answer, or mark its rollout; never raises (B84-B88)."""
         context = self._context
-        if context.committed or context.external_staging:  # the engine's own record stands (W24)
+        if context.is_settled:  # the engine's own record stands (W24)
+            self._tell_if_superseded()
             return
         if isinstance(outcome, Untrainable):
             await self.untrainable(outcome)
@@ -176,7 +173,8 @@ class CallRecorder:
     async def untrainable(self, outcome: Untrainable) -> None:
         """Mark the rollout of a call that was answered without usable tokens; never raises."""
         context = self._context
-        if context.committed or context.external_staging:
+        if context.is_settled:
+            self._tell_if_superseded()
             return
         self._services.health.untrainable(outcome.reason)
         await self._mark(outcome.reason, outcome.detail)
@@ -184,7 +182,7 @@ class CallRecorder:
     async def withdraw(self, reason: str) -> None:
         """Clear the note of a call of which nothing was served; never raises (W23)."""
         context = self._context
-        if context.committed or context.external_staging or context.token_sink is None:
+        if context.is_settled or context.token_sink is None:
             return
         try:
             taken = await self._calls.end(context.rollout_id, context.model_call_id, "withdrawn", reason)
@@ -202,9 +200,19 @@ class CallRecorder:
     def abandon(self) -> None:
         """Leave a cancelled call to its note; without notes, mark its rollout in the background."""
         context, later = self._context, self._services.mark_later
-        if context.committed or context.token_sink is None or self._calls.notes_calls or later is None:
+        if context.is_settled or context.token_sink is None or self._calls.notes_calls or later is None:
             return
         later(context.rollout_id, context.model_call_id, "")
+
+    def _check_current(self) -> None:
+        if self._context.superseded:
+            raise CaptureError(f"{self._context.rollout_id}: the rollout began anew before the call was dispatched")
+
+    def _tell_if_superseded(self) -> None:
+        context = self._context
+        if context.superseded and not context.committed:
+            told = "%s: call %s ended after its rollout began anew; its tokens are not kept"
+            _log.warning(told, context.rollout_id, context.model_call_id)
 
     async def _hashed(self, items: Sequence[object]) -> HashedItems:
         rollout_id, hashed = self._context.rollout_id, self._services.hashed
@@ -259,6 +267,9 @@ class CallRecorder:
         if context.token_sink is None:
             context.committed = True
             return
+        if context.superseded:
+            self._tell_if_superseded()
+            return
         await self._put(built.entry)
         context.committed = True
         self._tell_resolver(built)
@@ -273,6 +284,10 @@ class CallRecorder:
         except Exception as error:
             self._sink_is_slow = isinstance(error, TimeoutError) or time.monotonic() - began > _PATIENCE_S
             raise
+        finally:
+            context, later = self._context, self._services.mark_later
+            if context.superseded and later is not None:  # it began anew just now: the record may be among the new ones
+                later(context.rollout_id, context.model_call_id, f"{CAPTURE_FAILED}: {_FROM_BEFORE}")
 
     def _tell_resolver(self, built: BuiltRecord) -> None:
         observe = getattr(self._context.lineage_store, "observe", None)

@@ -32,6 +32,7 @@ class CaptureContext:
         lineage_store: Finds its parent; None when there is none.
         model: Served model name; "" takes the answer's.
         committed: Its record is kept, here or elsewhere.
+        superseded: Its rollout began anew meanwhile; the call belongs to an attempt whose evidence is gone (B71).
         delta_records: Store only what follows the parent, where that is proved (B91).
         prefix_requested: The engine was asked to reuse the parent's tokens.
         prefix_supplied: Its prompt proved that it did.
@@ -48,6 +49,7 @@ class CaptureContext:
     lineage_store: LineageResolver | None = None
     model: str = ""
     committed: bool = False
+    superseded: bool = False
     delta_records: bool = True
     prefix_requested: bool = False
     prefix_supplied: bool = False
@@ -56,6 +58,11 @@ class CaptureContext:
     fail_unproven_prefix: bool = False
     request_items: Sequence[object] | None = None
     version_start: Version | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be kept or told of it here."""
+        return self.committed or self.superseded or self.external_staging
 
     @property
     def match(self) -> LineageMatch | None:
