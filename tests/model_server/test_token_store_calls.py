@@ -207,6 +207,29 @@ async def test_an_engine_without_tokens_is_named_in_its_rollout(tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_call_from_before_its_rollout_was_cleared_is_none_of_its_records(tmp_path: Path, stream: bool) -> None:
+    go_on = asyncio.Event()
+
+    def script(request: EngineRequest) -> ScriptedAnswer:
+        made = answers(request)
+        gates = {0: go_on} if texts_of(CHAT, request.body)[0][1] == "old" else {}
+        return ScriptedAnswer(made.chunks, content_type=made.content_type, gates=gates, tokens=made.tokens)
+
+    async with site(tmp_path, script) as one:
+        old = asyncio.ensure_future(one.ask(CHAT, [("user", "old")], stream=stream))
+        async with asyncio.timeout(20):
+            while one.engine.open_answers == 0:  # noqa: ASYNC110 - the fake's counter has no event
+                await asyncio.sleep(0.005)
+        one.capture.forget("r-0")
+        TokenCaptureStore(tmp_path).delete("r-0")
+        await one.ask(CHAT, [("user", "new")])
+        go_on.set()
+        assert heard(CHAT, await old, stream) == "turn 1"
+        row = await one.row()
+    assert row.token_ids.tolist() == [*prompt_of([("user", "new")]), *tokens_of("turn 1|")]
+
+
 async def test_a_full_disk_refuses_a_call_before_and_marks_it_after_generation(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "no space left on device")
     calls = FaultyCalls(lambda path: path.endswith((".tokens.intents", ".tokens.jsonl")))
