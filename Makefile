@@ -20,8 +20,13 @@ eval: $(STAMP)
 	  --input examples/mixed.jsonl --output $(EVAL_DIR)/rollouts.jsonl \
 	  ++observability_enabled=true ++model_call_capture_dir="$(abspath $(EVAL_DIR))/model-calls"
 
+# The tests that need a cluster wait more than they compute, so both halves run at the same time.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m ray >$(VENV)/tests-with-ray.log 2>&1 & with_ray=$$!; \
+	trap 'kill -INT $$with_ray 2>/dev/null' INT TERM; \
+	$(BIN)/python -m pytest -m "not ray"; others=$$?; \
+	wait $$with_ray; status=$$?; cat $(VENV)/tests-with-ray.log; \
+	exit $$((others ? others : status))
 
 check: $(STAMP)
 	$(BIN)/ruff check .
