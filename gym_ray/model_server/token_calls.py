@@ -33,14 +33,8 @@ from gym_ray.model_server.token_answers import (
     tokens_in,
 )
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
-from gym_ray.token_id_capture.exact_tokens import (
-    ENGINE_REPORTS_NO_TOKENS,
-    IDS_MISSING,
-    MALFORMED_TOKENS,
-    SEVERAL_CHOICES,
-    TokenOutcome,
-    Untrainable,
-)
+from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
+from gym_ray.token_id_capture.reasons import ENGINE_REPORTS_NO_TOKENS, IDS_MISSING, MALFORMED_TOKENS, SEVERAL_CHOICES
 
 __all__ = ["TokenCall", "TokenCalls", "TokenWay"]
 

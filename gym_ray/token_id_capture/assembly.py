@@ -30,6 +30,7 @@ from gym_ray.token_id_capture.building.projection import (
 from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
+from gym_ray.token_id_capture.reasons import BUILD_FAILED, CAPTURE_INCOMPLETE, FREEZE_FAILED, NO_TOKEN_RECORDS
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
@@ -38,10 +39,6 @@ from gym_ray.token_id_capture.verdict import JUDGED_BY_ROWS, attribution_metric,
 
 __all__ = [
     "ATTRIBUTION_ERROR",
-    "BUILD_FAILED",
-    "CAPTURE_INCOMPLETE",
-    "FREEZE_FAILED",
-    "NO_TOKEN_RECORDS",
     "AssembledRollout",
     "Ending",
     "RowsWanted",
@@ -50,10 +47,6 @@ __all__ = [
     "trajectories_from_source",
 ]
 
-CAPTURE_INCOMPLETE: Final = "capture_incomplete"
-NO_TOKEN_RECORDS: Final = "no_token_records"  # noqa: S105 - a reason, not a secret
-FREEZE_FAILED: Final = "freeze_failed"
-BUILD_FAILED: Final = "build_failed"
 
 ATTRIBUTION_ERROR: Final = "attribution_error"
 

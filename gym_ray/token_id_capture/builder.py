@@ -15,9 +15,9 @@ from gym_ray.token_id_capture.building.calls import Call, Gathered, gather
 from gym_ray.token_id_capture.building.chains import (
     PER_REQUEST,
     PREFIX_MERGING,
-    TERMINAL_BROKEN,
-    TERMINAL_DELIVERED,
-    TERMINAL_NOT_CAPTURED,
+    TERMINAL_CHAIN_BROKEN,
+    TERMINAL_CHAIN_DELIVERED,
+    TERMINAL_CHAIN_NOT_CAPTURED,
     BuildNotes,
     BuildOutput,
     Chain,
@@ -40,9 +40,9 @@ from gym_ray.token_id_capture.records import TokenEntry
 __all__ = [
     "PER_REQUEST",
     "PREFIX_MERGING",
-    "TERMINAL_BROKEN",
-    "TERMINAL_DELIVERED",
-    "TERMINAL_NOT_CAPTURED",
+    "TERMINAL_CHAIN_BROKEN",
+    "TERMINAL_CHAIN_DELIVERED",
+    "TERMINAL_CHAIN_NOT_CAPTURED",
     "BuildNotes",
     "BuildOutput",
     "Chain",
@@ -139,8 +139,8 @@ def _ids(calls: Iterable[Call]) -> set[str]:
 
 def _terminal_chain(terminal: Call | None, delivered: bool) -> str:
     if terminal is None:
-        return TERMINAL_NOT_CAPTURED
-    return TERMINAL_DELIVERED if delivered else TERMINAL_BROKEN
+        return TERMINAL_CHAIN_NOT_CAPTURED
+    return TERMINAL_CHAIN_DELIVERED if delivered else TERMINAL_CHAIN_BROKEN
 
 
 def _count(notes: BuildNotes, links: Links, retries: Retries, main: Chain | None) -> None:

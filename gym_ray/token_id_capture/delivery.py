@@ -13,12 +13,9 @@ from typing import Any, Final
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.token_id_capture.assembly import RowsWanted, trajectories_for_rollout, trajectories_from_source
 from gym_ray.token_id_capture.protocols import TokenSource
+from gym_ray.token_id_capture.reasons import ALREADY_MASKED, FINALISATION_FAILED, MALFORMED_ROLLOUT_ID, NO_CAPTURE_KEY
 
 __all__ = [
-    "ALREADY_MASKED",
-    "FINALISATION_FAILED",
-    "MALFORMED_ROLLOUT_ID",
-    "NO_CAPTURE_KEY",
     "TRAINING_ROWS_FIELD",
     "capture_build_can_retire",
     "finalize_rollout_token_capture",
@@ -28,10 +25,6 @@ __all__ = [
     "trajectories_from_source",
 ]
 
-MALFORMED_ROLLOUT_ID: Final = "malformed_rollout_id"
-NO_CAPTURE_KEY: Final = "no_capture_key"
-FINALISATION_FAILED: Final = "finalisation_failed"
-ALREADY_MASKED: Final = "already_masked"
 TRAINING_ROWS_FIELD: Final = "_ng_training_rows"
 """Member of a record that holds its training rows."""
 

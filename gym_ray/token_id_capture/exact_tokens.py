@@ -7,42 +7,17 @@ guess would become a training row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from gym_ray.token_id_capture.extras import WeightSpan
 from gym_ray.token_id_capture.token_arrays import FloatArray, TokenArray
 
 __all__ = [
-    "ENGINE_REPORTS_NO_TOKENS",
-    "IDS_MISSING",
-    "LENGTH_MISMATCH",
-    "LOG_PROB_MISSING",
-    "MALFORMED_TOKENS",
-    "NON_FINITE_LOG_PROB",
-    "PREFIX_NOT_SUPPLIED",
-    "PROMPT_IDS_MISSING",
-    "SEVERAL_CARRIERS",
-    "SEVERAL_CHOICES",
-    "USAGE_MISMATCH",
-    "USAGE_MISSING",
     "ExactTokens",
     "ParentTokens",
     "TokenOutcome",
     "Untrainable",
 ]
-
-IDS_MISSING: Final = "ids_missing"
-LOG_PROB_MISSING: Final = "log_prob_missing"
-USAGE_MISSING: Final = "usage_missing"
-USAGE_MISMATCH: Final = "usage_mismatch"
-LENGTH_MISMATCH: Final = "length_mismatch"
-PROMPT_IDS_MISSING: Final = "prompt_ids_missing"
-SEVERAL_CHOICES: Final = "several_choices"
-SEVERAL_CARRIERS: Final = "several_carriers"
-NON_FINITE_LOG_PROB: Final = "non_finite_log_prob"
-ENGINE_REPORTS_NO_TOKENS: Final = "engine_reports_no_tokens"
-PREFIX_NOT_SUPPLIED: Final = "prefix_not_supplied"
-MALFORMED_TOKENS: Final = "malformed_tokens"
 
 
 @dataclass(frozen=True, slots=True)

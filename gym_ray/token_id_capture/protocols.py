@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.reasons import UNPACKABLE_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
 
 __all__ = [
-    "UNPACKABLE_RECORD_REASON",
     "CallOutcome",
     "CaptureProblem",
     "TokenCaptureSnapshot",
@@ -24,8 +24,6 @@ __all__ = [
 
 CallOutcome = Literal["withdrawn", "untrainable"]
 """How a call ended that has no record: nothing was served, or what was served cannot be trained on (W23)."""
-
-UNPACKABLE_RECORD_REASON = "unpackable_record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def _pack(entries: Sequence[TokenEntry | PackedEntry]) -> tuple[list[PackedEntry
         try:
             packed.append(PackedEntry.of_entry(entry))
         except ValueError as error:
-            problems.append(CaptureProblem(UNPACKABLE_RECORD_REASON, entry.model_call_id, str(error)))
+            problems.append(CaptureProblem(UNPACKABLE_RECORD, entry.model_call_id, str(error)))
     return packed, problems
 
 

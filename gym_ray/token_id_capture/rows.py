@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from gym_ray.token_id_capture.building.chains import MAIN_CHAIN, PER_REQUEST, BuildOutput, Chain, ChainLink
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.packed import FloatArray, TokenArray, join_tokens
+from gym_ray.token_id_capture.reasons import NOTHING_GENERATED, UNRESOLVED_RETRY
 
-__all__ = ["NOTHING_GENERATED", "UNRESOLVED_RETRY", "RowWeightSpan", "TokenSpan", "TrainingRow", "training_rows"]
-
-UNRESOLVED_RETRY: Final = "unresolved_retry"
-NOTHING_GENERATED: Final = "nothing_generated"
+__all__ = ["RowWeightSpan", "TokenSpan", "TrainingRow", "training_rows"]
 
 
 @dataclass(frozen=True, slots=True)

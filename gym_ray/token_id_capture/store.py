@@ -28,10 +28,10 @@ from gym_ray.storage.probe import check_directory
 from gym_ray.token_id_capture.one_buffer import in_one_buffer
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome, CaptureProblem, TokenCaptureSnapshot
+from gym_ray.token_id_capture.reasons import CONFLICTING_RECORD, MARKED_INCOMPLETE, UNTRAINABLE
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.token_files.append_files import LOST_REASON, AppendFiles
-from gym_ray.token_id_capture.token_files.line_index import CONFLICT_REASON, DAMAGED_REASON, INVALID_REASON, IndexCache
-from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
+from gym_ray.token_id_capture.token_files.append_files import AppendFiles
+from gym_ray.token_id_capture.token_files.line_index import IndexCache
 from gym_ray.token_id_capture.token_files.pending_appends import (
     PendingAppend,
     PendingIntent,
@@ -42,7 +42,6 @@ from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_lifecycle import RolloutLifecycle
 from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
 from gym_ray.token_id_capture.token_files.rollout_reader import (
-    DANGLING_REASON,
     Cursor,
     EntriesSince,
     has_evidence,
@@ -52,12 +51,6 @@ from gym_ray.token_id_capture.token_files.rollout_reader import (
 from gym_ray.token_id_capture.token_files.rollout_state import check_store_rollout_id
 
 __all__ = [
-    "CONFLICT_REASON",
-    "DAMAGED_REASON",
-    "DANGLING_REASON",
-    "INVALID_REASON",
-    "LOST_REASON",
-    "MARKED_REASON",
     "Cursor",
     "EntriesSince",
     "TokenCaptureStore",
@@ -188,7 +181,7 @@ class TokenCaptureStore:
             await self._run(self._lifecycle.withdraw, rollout_id, model_call_id)
         elif outcome == "untrainable":
             code, _, detail = reason.partition(":")
-            mark = CaptureProblem(code.strip() or "untrainable", model_call_id, detail.strip())
+            mark = CaptureProblem(code.strip() or UNTRAINABLE, model_call_id, detail.strip())
             await self._run(self._lifecycle.mark, rollout_id, mark)
         else:
             raise ValueError(f"{outcome!r} is no outcome of a call; use 'withdrawn' or 'untrainable'")
@@ -200,7 +193,7 @@ class TokenCaptureStore:
             RolloutRetiredError: The rollout was handed over.
             CaptureError: The mark may not be durable.
         """
-        await self._run(self._lifecycle.mark, rollout_id, CaptureProblem(MARKED_REASON, model_call_id))
+        await self._run(self._lifecycle.mark, rollout_id, CaptureProblem(MARKED_INCOMPLETE, model_call_id))
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
         """Close a rollout for new calls, and return its readable records with all that is wrong (B67, W20, W39).
@@ -346,7 +339,9 @@ class TokenCaptureStore:
 
     def _mark_conflict(self, entry: TokenEntry, conflict: RecordConflictError) -> None:
         try:
-            self._lifecycle.mark(entry.rollout_id, CaptureProblem(CONFLICT_REASON, entry.model_call_id, str(conflict)))
+            self._lifecycle.mark(
+                entry.rollout_id, CaptureProblem(CONFLICTING_RECORD, entry.model_call_id, str(conflict))
+            )
         except CaptureError as error:  # the conflict itself is raised, and whoever gets it marks the rollout
             _log.error("%s", error)
 

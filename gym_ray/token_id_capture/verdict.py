@@ -8,27 +8,38 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gym_ray.token_id_capture.builder import PER_REQUEST, TERMINAL_DELIVERED, BuildOutput
+from gym_ray.token_id_capture.builder import (
+    PER_REQUEST,
+    TERMINAL_CHAIN_BROKEN,
+    TERMINAL_CHAIN_DELIVERED,
+    TERMINAL_CHAIN_NOT_CAPTURED,
+    BuildOutput,
+)
 from gym_ray.token_id_capture.building.terminal import TerminalAttribution
-from gym_ray.token_id_capture.rows import NOTHING_GENERATED
+from gym_ray.token_id_capture.reasons import (
+    NOTHING_GENERATED,
+    SEVERAL_CHAINS,
+    SEVERAL_ROOTS,
+    TERMINAL_BROKEN,
+    TERMINAL_NOT_ATTRIBUTED,
+    TERMINAL_NOT_CAPTURED,
+    UNRESOLVED_PARENT_CALLS,
+    UNRESOLVED_RETRIES,
+)
 
 __all__ = [
     "JUDGED_BY_ROWS",
-    "NOTHING_GENERATED",
-    "SEVERAL_CHAINS",
-    "SEVERAL_ROOTS",
-    "UNRESOLVED_PARENT_CALLS",
-    "UNRESOLVED_RETRIES",
     "attribution_metric",
     "build_metrics",
     "doubts_of",
 ]
 
-UNRESOLVED_PARENT_CALLS: Final = "unresolved_parent_calls"
-UNRESOLVED_RETRIES: Final = "unresolved_retries"
-SEVERAL_ROOTS: Final = "several_roots"
-SEVERAL_CHAINS: Final = "several_chains"
 
+_OF_TERMINAL_CHAIN: Final = {
+    "": TERMINAL_NOT_ATTRIBUTED,
+    TERMINAL_CHAIN_BROKEN: TERMINAL_BROKEN,
+    TERMINAL_CHAIN_NOT_CAPTURED: TERMINAL_NOT_CAPTURED,
+}
 JUDGED_BY_ROWS: Final = frozenset(
     {UNRESOLVED_PARENT_CALLS, UNRESOLVED_RETRIES, SEVERAL_ROOTS, SEVERAL_CHAINS, NOTHING_GENERATED}
 )
@@ -48,10 +59,10 @@ def doubts_of(output: BuildOutput, attribution: TerminalAttribution, *, is_end_d
     notes = output.notes
     if notes.builder == PER_REQUEST:  # its sequences stand alone: no link, root or end can be wrong
         return (UNRESOLVED_PARENT_CALLS,) if notes.unresolved_parent_calls else ()
-    if notes.terminal_chain == TERMINAL_DELIVERED:
+    if notes.terminal_chain == TERMINAL_CHAIN_DELIVERED:
         return ()
     if attribution.model_call_id is not None or is_end_declared:
-        return (f"terminal_{notes.terminal_chain or 'not_attributed'}",)
+        return (_OF_TERMINAL_CHAIN[notes.terminal_chain],)
     doubts = {
         UNRESOLVED_RETRIES: bool(notes.unresolved_retries),
         UNRESOLVED_PARENT_CALLS: bool(notes.unresolved_parent_calls),

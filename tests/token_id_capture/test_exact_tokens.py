@@ -5,16 +5,9 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from gym_ray.token_id_capture import exact_tokens
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, Untrainable
 from gym_ray.token_id_capture.extras import WeightSpan
 from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
-
-
-def test_reasons_are_the_codes_that_records_carry() -> None:
-    reasons = {name: getattr(exact_tokens, name) for name in exact_tokens.__all__ if name.isupper()}
-    assert reasons == {name: name.lower() for name in reasons}
-    assert len(reasons) == 12
 
 
 def test_an_outcome_cannot_be_changed_and_travels_between_processes() -> None:

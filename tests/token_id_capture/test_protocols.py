@@ -6,13 +6,8 @@ import pytest
 
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.packed import PackedEntry
-from gym_ray.token_id_capture.protocols import (
-    UNPACKABLE_RECORD_REASON,
-    CaptureProblem,
-    TokenCaptureSnapshot,
-    TokenSink,
-    TokenSource,
-)
+from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSink, TokenSource
+from gym_ray.token_id_capture.reasons import UNPACKABLE_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
@@ -52,7 +47,7 @@ def test_a_record_that_no_array_holds_is_named_and_kept_as_it_is() -> None:
     assert taken.incomplete
     assert [(problem.reason, problem.model_call_id) for problem in taken.problems] == [
         ("lost", "c9"),
-        (UNPACKABLE_RECORD_REASON, "c1"),
+        (UNPACKABLE_RECORD, "c1"),
     ]
 
 

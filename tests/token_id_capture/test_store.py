@@ -24,15 +24,15 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls, LocklessCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import CaptureProblem
-from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import (
-    CONFLICT_REASON,
-    DAMAGED_REASON,
-    DANGLING_REASON,
-    INVALID_REASON,
-    MARKED_REASON,
-    TokenCaptureStore,
+from gym_ray.token_id_capture.reasons import (
+    CALL_WITHOUT_RECORD,
+    CONFLICTING_RECORD,
+    DAMAGED_LINE,
+    INVALID_RECORD,
+    MARKED_INCOMPLETE,
 )
+from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 
@@ -78,7 +78,7 @@ async def test_a_conflict_is_raised_marked_and_named(store: TokenCaptureStore) -
     assert store.is_incomplete("r0")
     snapshot = await store.freeze("r0")
     assert (snapshot.version, snapshot.incomplete) == (3, True)
-    assert told(snapshot.problems) == [(CONFLICT_REASON, "c0")]
+    assert told(snapshot.problems) == [(CONFLICTING_RECORD, "c0")]
     assert snapshot.entries == (entry("c0"),)
 
 
@@ -156,7 +156,7 @@ async def test_an_untrainable_call_says_why(store: TokenCaptureStore) -> None:
     assert snapshot.problems == (
         CaptureProblem("usage_mismatch", "c0", "3 of 4 tokens: lost"),
         CaptureProblem("untrainable", "c1"),
-        CaptureProblem(MARKED_REASON, "c2"),
+        CaptureProblem(MARKED_INCOMPLETE, "c2"),
     )
     assert (snapshot.incomplete, snapshot.version) == (True, 4)
     assert (store.root / "r0.tokens.intents").read_bytes() == b"c0\n"
@@ -180,7 +180,7 @@ async def test_begun_calls_show_in_the_snapshot_only(store: TokenCaptureStore) -
     assert sorted(os.listdir(store.root)) == ["r0.tokens.intents", "r0.tokens.lock"]
     assert not store.is_incomplete("r0")
     snapshot = await store.freeze("r0")
-    assert (snapshot.incomplete, told(snapshot.problems)) == (True, [(DANGLING_REASON, "c0")])
+    assert (snapshot.incomplete, told(snapshot.problems)) == (True, [(CALL_WITHOUT_RECORD, "c0")])
     assert not store.is_incomplete("r0")
 
 
@@ -191,7 +191,7 @@ async def test_damage_is_named_and_hides_nothing(store: TokenCaptureStore) -> No
     await store.put(entry("c2"))
     entries, problems = store.read_packed("r0")
     assert [one.model_call_id for one in entries] == ["c0", "c2"]
-    assert told(problems) == [(DAMAGED_REASON, ""), (INVALID_REASON, "c1")]
+    assert told(problems) == [(DAMAGED_LINE, ""), (INVALID_RECORD, "c1")]
     with pytest.raises(DamagedRecordError, match=r"r0: damaged_line: line at byte \d+ is no JSON"):
         store.read_entries("r0")
     snapshot = await store.freeze("r0")

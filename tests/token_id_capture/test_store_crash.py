@@ -17,8 +17,9 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
+from gym_ray.token_id_capture.reasons import CALL_WITHOUT_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import DANGLING_REASON, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 CALLS = ("c0", "c1")
@@ -127,7 +128,7 @@ async def test_intents_cut_anywhere_hide_no_record_and_invent_no_call(store: Tok
         assert calls_of(snapshot) == list(CALLS)
         is_open = size == len(files[INTENTS])
         told = [(problem.reason, problem.model_call_id) for problem in snapshot.problems]
-        assert told == ([(DANGLING_REASON, "open")] if is_open else [])
+        assert told == ([(CALL_WITHOUT_RECORD, "open")] if is_open else [])
 
 
 async def test_marks_cut_anywhere_are_still_marks(store: TokenCaptureStore) -> None:
@@ -309,7 +310,7 @@ async def check(root: Path, told: dict[str, set[tuple[str, str]]]) -> None:
         rollout_id = f"{number}-0"
         store.append(call_entry("next", [1], [2], rollout_id=rollout_id))
         snapshot = await store.freeze(rollout_id)
-        assert {problem.reason for problem in snapshot.problems} <= {DANGLING_REASON}
+        assert {problem.reason for problem in snapshot.problems} <= {CALL_WITHOUT_RECORD}
         assert snapshot.incomplete == bool(snapshot.problems)
         recorded |= {(rollout_id, one.model_call_id) for one in snapshot.packed} - {(rollout_id, "next")}
         open_calls |= {(rollout_id, problem.model_call_id) for problem in snapshot.problems}

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from gym_ray.testing.token_source import call_entry
+from gym_ray.token_id_capture.reasons import CALL_WITHOUT_RECORD, MARKED_INCOMPLETE
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import DANGLING_REASON, MARKED_REASON, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 
 def entry(call_id: str, **members: Any) -> TokenEntry:
@@ -182,7 +183,7 @@ async def test_open_calls_and_marks_of_either_make_it_incomplete_for_both(store:
     await store.put(entry("c0"))
     other.begin("c1")
     snapshot = await store.freeze("r0")
-    assert [(problem.reason, problem.model_call_id) for problem in snapshot.problems] == [(DANGLING_REASON, "c1")]
+    assert [(problem.reason, problem.model_call_id) for problem in snapshot.problems] == [(CALL_WITHOUT_RECORD, "c1")]
     store.delete("r0")
     await store.put(entry("c0"))
     await store.begin_call("r0", "c1")
@@ -191,7 +192,7 @@ async def test_open_calls_and_marks_of_either_make_it_incomplete_for_both(store:
     other.mark("c2")
     await store.put(entry("c0"))
     assert [(problem.reason, problem.model_call_id) for problem in store.read_packed("r0")[1]] == [
-        (MARKED_REASON, "c2")
+        (MARKED_INCOMPLETE, "c2")
     ]
 
 

@@ -13,8 +13,9 @@ from gym_ray.errors import CaptureError, RolloutRetiredError
 from gym_ray.testing.storage_faults import ForgetfulCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
+from gym_ray.token_id_capture.reasons import MARKED_INCOMPLETE
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import MARKED_REASON, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 
 
 def entry(call_id: str) -> TokenEntry:
@@ -119,7 +120,7 @@ class Life:
         stale = {"snapshot_id": self.snapshot.snapshot_id, "version": self.snapshot.version}
         if found != self.snapshot:
             assert self.marking
-            assert {problem.reason for problem in found.problems} == {MARKED_REASON}
+            assert {problem.reason for problem in found.problems} == {MARKED_INCOMPLETE}
             assert not await store.drop("r0", **stale)
         else:
             assert await store.drop("r0", **stale)

@@ -9,18 +9,16 @@ from typing import Any, Final
 from gym_ray.dialects.neutral import Finish, Generation, GenerationEvent, GenerationUsage
 from gym_ray.errors import EngineError
 from gym_ray.model_server.llama_cpp.parsing import TurnParser
-from gym_ray.token_id_capture.exact_tokens import (
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
+from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.reasons import (
     IDS_MISSING,
     LOG_PROB_MISSING,
     MALFORMED_TOKENS,
     NON_FINITE_LOG_PROB,
     PREFIX_NOT_SUPPLIED,
     USAGE_MISMATCH,
-    ExactTokens,
-    TokenOutcome,
-    Untrainable,
 )
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 
 __all__ = ["CompletionReader", "SentPrompt"]
 

@@ -18,7 +18,8 @@ from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.local_answers import empty_answer
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.tokens import TokenBehaviour, VllmTokenCalls
-from gym_ray.token_id_capture.exact_tokens import ENGINE_REPORTS_NO_TOKENS, Untrainable
+from gym_ray.token_id_capture.exact_tokens import Untrainable
+from gym_ray.token_id_capture.reasons import ENGINE_REPORTS_NO_TOKENS
 
 __all__ = ["TokenBehaviour", "VllmBehaviour", "VllmEngine"]
 

@@ -30,14 +30,12 @@ from gym_ray.model_server.vllm.token_in import Continuation, Generated, TokenIn
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
 from gym_ray.token_id_capture.adapters.vllm import Asked, tokens_of_chat_answer, tokens_of_generate_answer
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
-from gym_ray.token_id_capture.exact_tokens import (
+from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome, Untrainable
+from gym_ray.token_id_capture.reasons import (
     ENGINE_REPORTS_NO_TOKENS,
     MALFORMED_TOKENS,
     PREFIX_NOT_SUPPLIED,
     PROMPT_IDS_MISSING,
-    ParentTokens,
-    TokenOutcome,
-    Untrainable,
 )
 
 __all__ = ["TokenBehaviour", "VllmTokenCalls"]
@@ -195,7 +193,7 @@ def _read(raw: bytes, call: _Call) -> tuple[bytes, TokenOutcome]:
     """Return what the client sees of a whole answer, and what the answer says of its tokens."""
     answer = exact_json.loads_object(raw)
     if answer is None:
-        return raw, Untrainable(MALFORMED_TOKENS, "the answer is no JSON object")
+        return call.view.strip_unreadable(raw), Untrainable(MALFORMED_TOKENS, "the answer is no JSON object")
     outcome = tokens_of_chat_answer(answer, call.asked)
     return (_written(answer) if call.view.strip(answer) else raw), outcome
 

@@ -15,7 +15,10 @@ from gym_ray.errors import NonFiniteLogProbError
 from gym_ray.token_id_capture.adapters.asked import Asked
 from gym_ray.token_id_capture.adapters.log_prob_column import LogProbColumn
 from gym_ray.token_id_capture.adapters.routed_experts import fitting_experts
-from gym_ray.token_id_capture.exact_tokens import (
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
+from gym_ray.token_id_capture.extras import CallExtras, WeightSpan
+from gym_ray.token_id_capture.packed import TokenArray, pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.reasons import (
     ENGINE_REPORTS_NO_TOKENS,
     IDS_MISSING,
     LENGTH_MISMATCH,
@@ -27,12 +30,7 @@ from gym_ray.token_id_capture.exact_tokens import (
     SEVERAL_CHOICES,
     USAGE_MISMATCH,
     USAGE_MISSING,
-    ExactTokens,
-    TokenOutcome,
-    Untrainable,
 )
-from gym_ray.token_id_capture.extras import CallExtras, WeightSpan
-from gym_ray.token_id_capture.packed import TokenArray, pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.token_arrays import TokenIds
 
 __all__ = ["Told", "counted", "settle"]

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gym_ray.token_id_capture.packed import PackedEntry, TokenArray, join_tokens, pack_log_probs, starts_with
-from gym_ray.token_id_capture.protocols import UNPACKABLE_RECORD_REASON
+from gym_ray.token_id_capture.reasons import DUPLICATE_CALL_ID_CONFLICT, UNPACKABLE_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
 
-__all__ = ["DUPLICATE_CONFLICT", "Call", "Gathered", "continues", "gather", "packed_record", "tokens_between"]
-
-DUPLICATE_CONFLICT = "duplicate_call_id_conflict"
+__all__ = ["Call", "Gathered", "continues", "gather", "packed_record", "tokens_between"]
 
 
 @dataclass(slots=True, eq=False)
@@ -129,13 +127,13 @@ def gather(entries: Sequence[TokenEntry | PackedEntry]) -> Gathered:
         try:
             record = packed_record(entry)
         except ValueError:
-            found.failures.append((UNPACKABLE_RECORD_REASON, entry.model_call_id))
+            found.failures.append((UNPACKABLE_RECORD, entry.model_call_id))
             continue
         known = found.calls.get(record.model_call_id)
         if known is None:
             found.calls[record.model_call_id] = Call(record)
         elif not _same_tokens(known.record, record):
-            found.failures.append((DUPLICATE_CONFLICT, record.model_call_id))
+            found.failures.append((DUPLICATE_CALL_ID_CONFLICT, record.model_call_id))
     return found
 
 

@@ -21,9 +21,9 @@ __all__ = [
     "MAIN_CHAIN",
     "PER_REQUEST",
     "PREFIX_MERGING",
-    "TERMINAL_BROKEN",
-    "TERMINAL_DELIVERED",
-    "TERMINAL_NOT_CAPTURED",
+    "TERMINAL_CHAIN_BROKEN",
+    "TERMINAL_CHAIN_DELIVERED",
+    "TERMINAL_CHAIN_NOT_CAPTURED",
     "BuildNotes",
     "BuildOutput",
     "Chain",
@@ -37,9 +37,9 @@ MAIN_CHAIN: Final = "main"
 PREFIX_MERGING: Final = "prefix_merging"
 PER_REQUEST: Final = "per_request"
 
-TERMINAL_DELIVERED: Final = "delivered"
-TERMINAL_BROKEN: Final = "broken"
-TERMINAL_NOT_CAPTURED: Final = "not_captured"
+TERMINAL_CHAIN_DELIVERED: Final = "delivered"
+TERMINAL_CHAIN_BROKEN: Final = "broken"
+TERMINAL_CHAIN_NOT_CAPTURED: Final = "not_captured"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

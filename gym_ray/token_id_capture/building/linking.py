@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from gym_ray.token_id_capture.building.calls import Call, continues
+from gym_ray.token_id_capture.reasons import (
+    MISSING_RESOLUTION,
+    PARENT_CALL_ID_MISSING,
+    PARENT_CALL_ID_MISSING_RECOVERED,
+    PARENT_DIGEST_MISMATCH,
+    PARENT_UNRESOLVED,
+)
 from gym_ray.token_id_capture.records import ParentResolutionStatus
 
 __all__ = [
-    "MISSING_RESOLUTION",
-    "PARENT_DIGEST_MISMATCH",
-    "PARENT_MISSING",
-    "PARENT_MISSING_RECOVERED",
-    "PARENT_UNRESOLVED",
     "Links",
     "link_calls",
     "path_of",
 ]
-
-PARENT_UNRESOLVED: Final = "parent_unresolved"
-PARENT_DIGEST_MISMATCH: Final = "parent_digest_mismatch"
-PARENT_MISSING: Final = "parent_call_id_missing"
-PARENT_MISSING_RECOVERED: Final = "parent_call_id_missing_recovered"
-MISSING_RESOLUTION: Final = "missing_resolution"
 
 
 @dataclass(slots=True)
@@ -92,7 +87,7 @@ def _parent_of(call: Call, seen: Mapping[str, Call], empties: _Empties) -> tuple
     if parent is not None:
         return (parent, "") if continues(call, parent) else (None, PARENT_DIGEST_MISMATCH)
     recovered = empties.ancestor_behind(call, parent_id)
-    return recovered, PARENT_MISSING if recovered is None else PARENT_MISSING_RECOVERED
+    return recovered, PARENT_CALL_ID_MISSING if recovered is None else PARENT_CALL_ID_MISSING_RECOVERED
 
 
 class _Empties:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 from gym_ray.token_id_capture.building.calls import Call, tokens_between
 from gym_ray.token_id_capture.extras import chain_hash
 from gym_ray.token_id_capture.packed import TokenArray, digest_packed, join_tokens
+from gym_ray.token_id_capture.reasons import DELTA_CHAIN_UNRECONSTRUCTABLE, RECORD_DIGEST_MISMATCH
 from gym_ray.token_id_capture.records import MAX_DELTA_LINKS
 
-__all__ = ["DELTA_UNRECONSTRUCTABLE", "RECORD_DIGEST_MISMATCH", "prove_records"]
-
-DELTA_UNRECONSTRUCTABLE: Final = "delta_chain_unreconstructable"
-RECORD_DIGEST_MISMATCH: Final = "record_digest_mismatch"
+__all__ = ["prove_records"]
 
 
 def prove_records(calls: Mapping[str, Call], *, in_full: Callable[[str], bool]) -> list[tuple[str, str]]:
@@ -45,7 +42,7 @@ def prove_records(calls: Mapping[str, Call], *, in_full: Callable[[str], bool]) 
         call.proved = claims.hold(call)
     claims.hash_ends(order)
     return [
-        (DELTA_UNRECONSTRUCTABLE if call.record.prompt_is_delta else RECORD_DIGEST_MISMATCH, call_id)
+        (DELTA_CHAIN_UNRECONSTRUCTABLE if call.record.prompt_is_delta else RECORD_DIGEST_MISMATCH, call_id)
         for call_id, call in calls.items()
         if not call.proved
     ]

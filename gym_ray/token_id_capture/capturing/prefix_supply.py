@@ -12,20 +12,15 @@ from typing import Any, Final
 from gym_ray.errors import RequiredPrefixError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.packed import pack_token_ids, starts_with
+from gym_ray.token_id_capture.reasons import PREFIX_NOT_APPLIED, PREFIX_REMOVED, PREFIX_UNPROVEN
 
 __all__ = [
-    "PREFIX_NOT_APPLIED",
-    "PREFIX_REMOVED",
-    "PREFIX_UNPROVEN",
     "REQUIRED_PREFIX_FIELD",
     "prefix_problem",
     "put_prefix",
 ]
 
 REQUIRED_PREFIX_FIELD: Final = "required_prefix_token_ids"
-PREFIX_REMOVED: Final = "prefix_removed"
-PREFIX_UNPROVEN: Final = "prefix_unproven"
-PREFIX_NOT_APPLIED: Final = "prefix_not_applied"
 
 
 def put_prefix(context: CaptureContext, body: MutableMapping[str, Any]) -> bool:

@@ -12,14 +12,7 @@ from typing import Any, Final
 
 from gym_ray.errors import NonFiniteLogProbError, SeveralCarriersError, UnusableTokensError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
-from gym_ray.token_id_capture.exact_tokens import (
-    IDS_MISSING,
-    LENGTH_MISMATCH,
-    MALFORMED_TOKENS,
-    NON_FINITE_LOG_PROB,
-    SEVERAL_CARRIERS,
-    ExactTokens,
-)
+from gym_ray.token_id_capture.exact_tokens import ExactTokens
 from gym_ray.token_id_capture.extras import EXTRAS_MEMBER, CallExtras, Version, chain_hash
 from gym_ray.token_id_capture.lineage import (
     NOT_ATTEMPTED_REASON,
@@ -34,6 +27,13 @@ from gym_ray.token_id_capture.packed import (
     pack_log_probs,
     pack_token_ids,
     starts_with,
+)
+from gym_ray.token_id_capture.reasons import (
+    IDS_MISSING,
+    LENGTH_MISMATCH,
+    MALFORMED_TOKENS,
+    NON_FINITE_LOG_PROB,
+    SEVERAL_CARRIERS,
 )
 from gym_ray.token_id_capture.records import (
     TOKEN_ARRAYS,

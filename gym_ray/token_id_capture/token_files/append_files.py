@@ -17,15 +17,15 @@ from gym_ray.errors import RecordConflictError, RolloutFrozenError, RolloutRetir
 from gym_ray.storage.line_files import LineFiles, StagedAppend
 from gym_ray.storage.posix import sync_directory
 from gym_ray.token_id_capture.protocols import CaptureProblem
+from gym_ray.token_id_capture.reasons import INDEXED_RECORD_MISSING
 from gym_ray.token_id_capture.token_files.entry_lines import is_same_record
 from gym_ray.token_id_capture.token_files.line_index import IndexCache, LineIndex, line_at
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_locks import RolloutLocks
 from gym_ray.token_id_capture.token_files.rollout_state import ENTRIES_SUFFIX, INTENTS_SUFFIX, RolloutState
 
-__all__ = ["LOST_REASON", "AppendFiles", "PendingPut", "lost_records"]
+__all__ = ["AppendFiles", "PendingPut", "lost_records"]
 
-LOST_REASON: Final = "indexed_record_missing"
 _TAIL_BYTES: Final = 4096
 _log = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ class _Batch:
 def lost_records(state: RolloutState, index: LineIndex, size: int) -> list[CaptureProblem]:
     """Return what another writer's index has and the file has not; ``index`` covers the file of ``size`` bytes."""
     lost = [
-        CaptureProblem(LOST_REASON, call_id, "the index of the records has it, their file has not")
+        CaptureProblem(INDEXED_RECORD_MISSING, call_id, "the index of the records has it, their file has not")
         for call_id in state.entry_digests
         if call_id not in index.offsets
     ]
     if not lost and not 0 <= state.indexed_size <= size:
         detail = f"the index covers {state.indexed_size} bytes of records, their file has {size}"
-        lost.append(CaptureProblem(LOST_REASON, "", detail))
+        lost.append(CaptureProblem(INDEXED_RECORD_MISSING, "", detail))
     return lost
 
 

@@ -16,12 +16,10 @@ from typing import Any, Final
 from gym_ray.storage.calls import FileCalls
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
+from gym_ray.token_id_capture.reasons import CONFLICTING_RECORD, DAMAGED_LINE, INVALID_RECORD
 from gym_ray.token_id_capture.token_files.entry_lines import RawLine, is_same_record, iterate_lines, parse_line
 
 __all__ = [
-    "CONFLICT_REASON",
-    "DAMAGED_REASON",
-    "INVALID_REASON",
     "IndexCache",
     "KnownBytes",
     "LineIndex",
@@ -29,9 +27,6 @@ __all__ = [
     "line_at",
 ]
 
-DAMAGED_REASON: Final = "damaged_line"
-INVALID_REASON: Final = "invalid_record"
-CONFLICT_REASON: Final = "conflicting_record"
 
 _log = logging.getLogger(__name__)
 _CALL_ID: Final = b'"model_call_id":'
@@ -88,11 +83,11 @@ class ScannedEntries:
         try:
             entry = PackedEntry.of_json(record)
         except ValueError as error:
-            self.problems.append(CaptureProblem(INVALID_REASON, call_id, f"record at byte {offset}: {error}"))
+            self.problems.append(CaptureProblem(INVALID_RECORD, call_id, f"record at byte {offset}: {error}"))
             return
         if entry.rollout_id != self.rollout_id:
             detail = f"record at byte {offset} belongs to rollout {entry.rollout_id!r}"
-            self.problems.append(CaptureProblem(INVALID_REASON, call_id, detail))
+            self.problems.append(CaptureProblem(INVALID_RECORD, call_id, detail))
             return
         self.entries.append(entry)
 
@@ -203,7 +198,7 @@ class LineIndex:
             problem = "is no record of a call"
         self.strays.append(line.offset)
         if found is not None:
-            found.problems.append(CaptureProblem(DAMAGED_REASON, "", f"line at byte {line.offset} {problem}"))
+            found.problems.append(CaptureProblem(DAMAGED_LINE, "", f"line at byte {line.offset} {problem}"))
         return None
 
     def _take(self, record: dict[str, Any], line: RawLine, found: ScannedEntries | None) -> None:
@@ -217,7 +212,7 @@ class LineIndex:
         self.strays.append(line.offset)
         if found is not None:
             detail = f"record at byte {line.offset} differs from the one at byte {first}"
-            found.problems.append(CaptureProblem(CONFLICT_REASON, record["model_call_id"], detail))
+            found.problems.append(CaptureProblem(CONFLICTING_RECORD, record["model_call_id"], detail))
 
 
 class IndexCache:

@@ -10,15 +10,14 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from gym_ray.storage.calls import FileCalls
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
+from gym_ray.token_id_capture.reasons import CALL_WITHOUT_RECORD, MARKED_INCOMPLETE
 from gym_ray.token_id_capture.token_files.append_files import lost_records
 from gym_ray.token_id_capture.token_files.entry_lines import iterate_lines, parse_line
 from gym_ray.token_id_capture.token_files.line_index import KnownBytes, LineIndex, ScannedEntries
-from gym_ray.token_id_capture.token_files.mark_lines import MARKED_REASON
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_state import (
     ENTRIES_SUFFIX,
@@ -27,9 +26,7 @@ from gym_ray.token_id_capture.token_files.rollout_state import (
     RolloutState,
 )
 
-__all__ = ["DANGLING_REASON", "Cursor", "EntriesSince", "all_problems", "has_evidence", "read_rollout", "read_since"]
-
-DANGLING_REASON: Final = "call_without_record"
+__all__ = ["Cursor", "EntriesSince", "all_problems", "has_evidence", "read_rollout", "read_since"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +109,11 @@ def all_problems(
     rollout_id = found.rollout_id
     marks = folder.marks(rollout_id)
     if state.incomplete and not marks:
-        marks = [CaptureProblem(MARKED_REASON, "", f"{rollout_id}{STATE_SUFFIX} says so")]
+        marks = [CaptureProblem(MARKED_INCOMPLETE, "", f"{rollout_id}{STATE_SUFFIX} says so")]
     problems = [*found.problems, *(lost_records(state, index, size) if state.has_index else ()), *marks]
     named = {problem.model_call_id for problem in problems}
     dangling = [call_id for call_id in folder.intents(rollout_id) if call_id not in index.offsets]
-    return problems + [CaptureProblem(DANGLING_REASON, call_id) for call_id in dangling if call_id not in named]
+    return problems + [CaptureProblem(CALL_WITHOUT_RECORD, call_id) for call_id in dangling if call_id not in named]
 
 
 def has_evidence(folder: RolloutFolder, rollout_id: str) -> bool:

@@ -14,8 +14,9 @@ from gym_ray.errors import CaptureError, RolloutFrozenError, RolloutRetiredError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls
 from gym_ray.testing.token_source import call_entry
+from gym_ray.token_id_capture.reasons import INDEXED_RECORD_MISSING
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.store import LOST_REASON, TokenCaptureStore
+from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 RECORDS, STATE, INTENTS = "r0.tokens.jsonl", "r0.tokens.state.json", "r0.tokens.intents"
@@ -296,17 +297,19 @@ async def test_a_record_that_the_index_has_and_the_file_has_not_is_missed(tmp_pa
     os.truncate(tmp_path / RECORDS, len(encode_entry(entry("c0"))))
     store = store_on(stores, tmp_path)
     _, problems = store.read_packed("r0")
-    assert [(problem.reason, problem.model_call_id) for problem in problems] == [(LOST_REASON, "c1")]
+    assert [(problem.reason, problem.model_call_id) for problem in problems] == [(INDEXED_RECORD_MISSING, "c1")]
     store.append(entry("c2"))
     assert store.is_incomplete("r0")
     snapshot = await store.freeze("r0")
     assert [one.model_call_id for one in snapshot.entries] == ["c0", "c2"]
-    assert [(problem.reason, problem.model_call_id) for problem in snapshot.problems] == [(LOST_REASON, "c1")]
+    assert [(problem.reason, problem.model_call_id) for problem in snapshot.problems] == [
+        (INDEXED_RECORD_MISSING, "c1")
+    ]
 
 
 async def test_an_index_that_covers_more_than_the_file_is_missed_bytes(tmp_path: Path, stores: Any) -> None:
     for size in (-1, 10**6):
         indexed(tmp_path, [entry("c0")], indexed_size=size)
         _, problems = store_on(stores, tmp_path).read_packed("r0")
-        assert [problem.reason for problem in problems] == [LOST_REASON]
+        assert [problem.reason for problem in problems] == [INDEXED_RECORD_MISSING]
         assert f"covers {size} bytes" in problems[0].detail

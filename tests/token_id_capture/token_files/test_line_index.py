@@ -10,17 +10,9 @@ import pytest
 
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.token_source import call_entry
+from gym_ray.token_id_capture.reasons import CONFLICTING_RECORD, DAMAGED_LINE, INVALID_RECORD
 from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
-from gym_ray.token_id_capture.token_files.line_index import (
-    CONFLICT_REASON,
-    DAMAGED_REASON,
-    INVALID_REASON,
-    IndexCache,
-    KnownBytes,
-    LineIndex,
-    ScannedEntries,
-    line_at,
-)
+from gym_ray.token_id_capture.token_files.line_index import IndexCache, KnownBytes, LineIndex, ScannedEntries, line_at
 
 CALLS = FileCalls()
 
@@ -77,9 +69,9 @@ def test_damage_costs_itself_is_named_and_counts(tmp_path: Path) -> None:
     assert [entry.model_call_id for entry in found.entries] == ["c0", "c1"]
     at = len(line("c0"))
     assert [(problem.reason, problem.detail) for problem in found.problems] == [
-        (DAMAGED_REASON, f"line at byte {at} is no JSON"),
-        (DAMAGED_REASON, f"line at byte {at + 6} is no record of a call"),
-        (DAMAGED_REASON, f"line at byte {at + 10} is no record of a call"),
+        (DAMAGED_LINE, f"line at byte {at} is no JSON"),
+        (DAMAGED_LINE, f"line at byte {at + 6} is no record of a call"),
+        (DAMAGED_LINE, f"line at byte {at + 10} is no record of a call"),
     ]
     assert index.changes() == 5
 
@@ -87,7 +79,7 @@ def test_damage_costs_itself_is_named_and_counts(tmp_path: Path) -> None:
 def test_a_line_of_json_at_the_end_is_damage_and_not_torn(tmp_path: Path) -> None:
     index, found = scanned(tmp_path, line("c0") + b"5\n")
     assert index.torn_at is None
-    assert [problem.reason for problem in found.problems] == [DAMAGED_REASON]
+    assert [problem.reason for problem in found.problems] == [DAMAGED_LINE]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +98,7 @@ def test_a_record_that_is_none_of_this_rollout_is_named_with_its_call(
     assert replaced in line("c1")
     index, found = scanned(tmp_path, line("c0") + line("c1").replace(replaced, by) + line("c2"))
     assert [entry.model_call_id for entry in found.entries] == ["c0", "c2"]
-    assert [(one.reason, one.model_call_id) for one in found.problems] == [(INVALID_REASON, "c1")]
+    assert [(one.reason, one.model_call_id) for one in found.problems] == [(INVALID_RECORD, "c1")]
     assert f"record at byte {len(line('c0'))}" in found.problems[0].detail
     assert problem in found.problems[0].detail
     assert set(index.offsets) == {"c0", "c1", "c2"}  # its begun call has its record, however bad
@@ -116,7 +108,7 @@ def test_copies_are_left_out_and_contradictions_named(tmp_path: Path) -> None:
     copies = line("c0", created_at=1.0) * 2 + line("c0", created_at=2.0)
     index, found = scanned(tmp_path, copies + line("c0", model="other"))
     assert [entry.created_at for entry in found.entries] == [1.0]
-    assert [(problem.reason, problem.model_call_id) for problem in found.problems] == [(CONFLICT_REASON, "c0")]
+    assert [(problem.reason, problem.model_call_id) for problem in found.problems] == [(CONFLICTING_RECORD, "c0")]
     assert f"record at byte {len(copies)} differs from the one at byte 0" in found.problems[0].detail
     assert index.changes() == 2
 
