@@ -97,3 +97,20 @@ def test_chunks_that_are_there_for_the_capture_alone_are_hidden(chunk: dict[str,
 def test_a_silent_chunk_that_carried_nothing_is_the_servers_own() -> None:
     chunk = {"choices": [{"delta": {}, "finish_reason": None, "token_ids": None, "logprobs": None}]}
     assert not ClientView().hides(chunk, stripped=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b'{"token_ids":[1, 2],"a":"\x01"}', b'{"token_ids":null,"a":"\x01"}'),
+        (b'{"prompt_token_ids" : [],"x', b'{"prompt_token_ids" : null,"x'),
+        (b'{"generation_log_probs":[-0.5,NaN],"generation_token_ids":[\n7', None),
+        (b'{"content":"\\"token_ids\\": [1]","x":[1]', b'{"content":"\\"token_ids\\": [1]","x":[1]'),
+        (b'{"token_ids":null,"tokens":[1]', b'{"token_ids":null,"tokens":[1]'),
+        (b"data: <html>", b"data: <html>"),
+    ],
+)
+def test_ids_are_taken_out_of_what_cannot_be_parsed(text: bytes, shown: bytes | None) -> None:
+    expected = b'{"generation_log_probs":null,"generation_token_ids":null' if shown is None else shown
+    assert ClientView().strip_unreadable(text) == expected
+    assert ClientView(ids=True).strip_unreadable(text) == text

@@ -6,14 +6,20 @@ where the server itself writes null for those who do not ask, and left out where
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gym_ray.token_id_capture.adapters.vllm import EXPERTS_FIELD
 from gym_ray.token_id_capture.records import TOKEN_ARRAYS
 
 __all__ = ["ClientView"]
+
+_ID_LISTS: Final = re.compile(
+    rb'("(?:%s|token_ids)"\s*:\s*)\[[^\[\]"]*(?:\]|\Z)' % "|".join(TOKEN_ARRAYS).encode("ascii")
+)
+"""A list of numbers that is a member for tokens, cut off or not; in a text, its quotes would be escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ class ClientView:
         if not choices:
             return not self.usage and isinstance(chunk.get("usage"), Mapping)
         return stripped and not self.ids and all(_is_silent(choice) for choice in choices)
+
+    def strip_unreadable(self, text: bytes) -> bytes:
+        """Return what cannot be parsed, without lists of ids that can be made out in it and nobody asked for."""
+        return text if self.ids else _ID_LISTS.sub(rb"\1null", text)
 
     def _strip_choice(self, choice: dict[str, Any]) -> bool:
         found = False

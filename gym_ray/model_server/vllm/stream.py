@@ -113,12 +113,10 @@ def _shown(piece: bytes, tokens: ChatTokenStream, view: ClientView) -> bytes:
     if b"{" not in piece:
         return piece
     events = list(cut_events(piece.removeprefix(BOM)))
-    if len(events) != 1:
-        return piece
-    field, data = events[0]
+    field, data = events[0] if len(events) == 1 else (b"", b"")
     payload = _object(data)
     if payload is None:
-        return piece
+        return view.strip_unreadable(piece)
     tokens.feed(payload)
     changed = view.strip(payload)
     if view.hides(payload, stripped=changed):
