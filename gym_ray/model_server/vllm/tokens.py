@@ -28,7 +28,7 @@ from gym_ray.model_server.vllm.continuation import last_turn
 from gym_ray.model_server.vllm.stream import ClientStream
 from gym_ray.model_server.vllm.token_in import Continuation, Generated, TokenIn
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
-from gym_ray.token_id_capture.adapters.vllm import Asked, tokens_of_chat_answer, tokens_of_generate_answer
+from gym_ray.token_id_capture.adapters.vllm import RequestFacts, tokens_of_chat_answer, tokens_of_generate_answer
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.reasons import (
@@ -65,7 +65,7 @@ class _Call:
 
     request: EngineRequest
     body: Mapping[str, Any]
-    asked: Asked
+    facts: RequestFacts
     view: ClientView
     prefix: SuppliedPrefix | None = None
 
@@ -99,7 +99,7 @@ class VllmTokenCalls:
                 proof of a supplied prefix failed and is wanted.
         """
         body = request.body
-        call = _Call(request, body, Asked.of(body), ClientView.of(body))
+        call = _Call(request, body, RequestFacts.of(body), ClientView.of(body))
         parent = None if request.tokens is None else request.tokens.parent
         if parent is not None and self._behaviour.scale_out:
             continuation = await self._token_in.continuation(body, parent)
@@ -125,7 +125,7 @@ class VllmTokenCalls:
         return supplies and last_turn(body) is not None
 
     def _streamed(self, call: _Call, reply: EngineAnswer) -> EngineAnswer:
-        tokens = ChatTokenStream(call.asked)
+        tokens = ChatTokenStream(call.facts)
         guard = _PrefixGuard(call.prefix if self._behaviour.fail_unproven_prefix else None, tokens)
         body = ClientStream(reply.body, tokens, call.view, guard.refusal)
         headers = [pair for pair in reply.headers if pair[0] != "content-length"]
@@ -142,7 +142,7 @@ class VllmTokenCalls:
     async def _continued(self, call: _Call, continuation: Continuation) -> EngineAnswer:
         call = replace(call, prefix=SuppliedPrefix(continuation.prompt, "render", whole=True))
         generated = await self._token_in.run(continuation)
-        outcome = call.proven(tokens_of_generate_answer(generated.answer, call.asked))
+        outcome = call.proven(tokens_of_generate_answer(generated.answer, call.facts))
         self._check(call, outcome)
         size = 8 * continuation.prompt.size
         if call.request.stream:
@@ -194,7 +194,7 @@ def _read(raw: bytes, call: _Call) -> tuple[bytes, TokenOutcome]:
     answer = exact_json.loads_object(raw)
     if answer is None:
         return call.view.strip_unreadable(raw), Untrainable(MALFORMED_TOKENS, "the answer is no JSON object")
-    outcome = tokens_of_chat_answer(answer, call.asked)
+    outcome = tokens_of_chat_answer(answer, call.facts)
     return (_written(answer) if call.view.strip(answer) else raw), outcome
 
 

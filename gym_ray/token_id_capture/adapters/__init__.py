@@ -1,1 +1,1 @@
-"""What each inference engine says about its tokens, read and checked; nothing here speaks HTTP."""
+"""Reads what an inference engine reports about the tokens of a call, and checks it. Nothing here speaks HTTP."""

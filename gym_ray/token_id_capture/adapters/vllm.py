@@ -9,7 +9,7 @@ Where they stand:
 - ``/inference/v1/generate``: as stock Chat, with the id beside each log prob and spans of weight versions;
 - SGLang's own route: ``output_ids`` and ``meta_info.output_token_logprobs``.
 
-Unknown and missing members are passed over; what is then not proven by the usage is not used.
+Unknown members are ignored. Tokens that the usage does not prove complete are not used.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gym_ray.token_id_capture.adapters.asked import Asked
-from gym_ray.token_id_capture.adapters.settling import Told, counted, settle
+from gym_ray.token_id_capture.adapters.engine_report import EngineReport, counted, token_outcome
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
-__all__ = ["EXPERTS_FIELD", "Asked", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
+__all__ = ["EXPERTS_FIELD", "RequestFacts", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
 
 EXPERTS_FIELD: Final = "routed_experts"
 """Member with the routing of experts, in a choice, or in the message of one as patched workers put it there."""
-_NOTHING_ASKED: Final = Asked()
+_PLAIN_REQUEST: Final = RequestFacts()
 
 
-def tokens_of_chat_answer(answer: Mapping[str, Any], asked: Asked = _NOTHING_ASKED) -> TokenOutcome:
+def tokens_of_chat_answer(answer: Mapping[str, Any], request: RequestFacts = _PLAIN_REQUEST) -> TokenOutcome:
     """Return the exact tokens of a whole Chat answer, or why they cannot be used; never raises.
 
     Args:
         answer: The answer as the engine gave it.
-        asked: What its request says about it.
+        request: What its request says about it.
     """
-    told = _told(answer)
+    report = _report_of(answer)
     choice = _first_choice(answer)
     message = _object(choice.get("message"))
-    told.prompt = _agreed(told, "prompt ids", message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
-    told.generation = _agreed(told, "generated ids", message.get("generation_token_ids"), choice.get("token_ids"))
-    if not told.experts and message.get(EXPERTS_FIELD) is not None:
-        told.experts.append(message[EXPERTS_FIELD])
+    report.prompt = _agreed(report, "prompt ids", message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
+    report.generation = _agreed(report, "generated ids", message.get("generation_token_ids"), choice.get("token_ids"))
+    if not report.experts and message.get(EXPERTS_FIELD) is not None:
+        report.experts.append(message[EXPERTS_FIELD])
     log_probs = message.get("generation_log_probs")
     if isinstance(log_probs, list):
-        told.log_probs.take_values(log_probs)
+        report.log_probs.take_values(log_probs)
     else:
-        told.log_probs.take_items(_object(choice.get("logprobs")).get("content"))
-    if told.generation is None and told.log_probs.named:
-        told.generation = told.log_probs.named
-    return settle(told, asked)
+        report.log_probs.take_items(_object(choice.get("logprobs")).get("content"))
+    if report.generation is None and report.log_probs.named:
+        report.generation = report.log_probs.named
+    return token_outcome(report, request)
 
 
-def tokens_of_generate_answer(answer: Mapping[str, Any], asked: Asked = _NOTHING_ASKED) -> TokenOutcome:
+def tokens_of_generate_answer(answer: Mapping[str, Any], request: RequestFacts = _PLAIN_REQUEST) -> TokenOutcome:
     """Return the exact tokens of an answer of ``/inference/v1/generate`` or of SGLang's ``/generate``; never raises.
 
     Args:
         answer: The answer as the engine gave it.
-        asked: What the request says about it.
+        request: What its request says about it.
     """
     if isinstance(answer.get("meta_info"), Mapping):
-        return _tokens_of_sglang_answer(answer, asked)
-    told = _told(answer)
+        return _tokens_of_sglang_answer(answer, request)
+    report = _report_of(answer)
     choice = _first_choice(answer)
-    told.prompt = _listed(told, "prompt_token_ids", answer.get("prompt_token_ids"))
-    told.generation = _listed(told, "token_ids", choice.get("token_ids"))
-    told.log_probs.take_items(_object(choice.get("logprobs")).get("content"))
-    return settle(told, asked)
+    report.prompt = _listed(report, "prompt_token_ids", answer.get("prompt_token_ids"))
+    report.generation = _listed(report, "token_ids", choice.get("token_ids"))
+    report.log_probs.take_items(_object(choice.get("logprobs")).get("content"))
+    return token_outcome(report, request)
 
 
-def take_ending(told: Told, choice: Mapping[str, Any]) -> None:
+def take_ending(report: EngineReport, choice: Mapping[str, Any]) -> None:
     """Take what a choice, or the last chunk of one, says about its end, its routing and its weights."""
     stop = choice.get("stop_reason")
     for name, value in (
@@ -78,37 +78,38 @@ def take_ending(told: Told, choice: Mapping[str, Any]) -> None:
         ("spans", choice.get("weight_versions")),
     ):
         if value is not None:
-            setattr(told, name, value)
+            setattr(report, name, value)
     if choice.get(EXPERTS_FIELD) is not None:
-        told.experts.append(choice[EXPERTS_FIELD])
+        report.experts.append(choice[EXPERTS_FIELD])
 
 
-def _tokens_of_sglang_answer(answer: Mapping[str, Any], asked: Asked) -> TokenOutcome:
-    told = Told()
+def _tokens_of_sglang_answer(answer: Mapping[str, Any], request: RequestFacts) -> TokenOutcome:
+    report = EngineReport()
     meta = _object(answer.get("meta_info"))
     prompt = answer.get("prompt_token_ids")
-    told.prompt = _listed(told, "prompt ids", answer.get("input_ids") if prompt is None else prompt)
-    told.generation = _listed(told, "output_ids", answer.get("output_ids"))
+    report.prompt = _listed(report, "prompt ids", answer.get("input_ids") if prompt is None else prompt)
+    report.generation = _listed(report, "output_ids", answer.get("output_ids"))
     pairs = meta.get("output_token_logprobs")
-    told.log_probs.take_pairs(pairs if isinstance(pairs, list) else [])
-    if told.generation is None and told.log_probs.named:
-        told.generation = told.log_probs.named
-    told.prompt_count, told.generated_count = counted(meta.get("prompt_tokens")), counted(meta.get("completion_tokens"))
+    report.log_probs.take_pairs(pairs if isinstance(pairs, list) else [])
+    if report.generation is None and report.log_probs.named:
+        report.generation = report.log_probs.named
+    report.prompt_count = counted(meta.get("prompt_tokens"))
+    report.generated_count = counted(meta.get("completion_tokens"))
     finish = _object(meta.get("finish_reason"))
-    told.finish, told.stop = finish.get("type"), finish.get("matched")
-    told.experts += [] if meta.get("routed_experts") is None else [meta["routed_experts"]]
+    report.finish, report.stop = finish.get("type"), finish.get("matched")
+    report.experts += [] if meta.get("routed_experts") is None else [meta["routed_experts"]]
     version = meta.get("weight_version")
-    if version is not None and told.generated_count is not None:
-        told.spans = [{"version": version, "start": 0, "end": told.generated_count}]
-    return settle(told, asked)
+    if version is not None and report.generated_count is not None:
+        report.spans = [{"version": version, "start": 0, "end": report.generated_count}]
+    return token_outcome(report, request)
 
 
-def _told(answer: Mapping[str, Any]) -> Told:
+def _report_of(answer: Mapping[str, Any]) -> EngineReport:
     choices = answer.get("choices")
-    told = Told(choices=len(choices) if isinstance(choices, list) else 0)
-    told.take_usage(answer.get("usage"))
-    take_ending(told, _first_choice(answer))
-    return told
+    report = EngineReport(choices=len(choices) if isinstance(choices, list) else 0)
+    report.take_usage(answer.get("usage"))
+    take_ending(report, _first_choice(answer))
+    return report
 
 
 def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,18 +117,18 @@ def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return _object(choices[0]) if isinstance(choices, list) and choices else {}
 
 
-def _agreed(told: Told, what: str, in_message: object, beside: object) -> list[Any] | None:
+def _agreed(report: EngineReport, what: str, in_message: object, beside: object) -> list[Any] | None:
     """Return what a message and the answer around it both carry, or the one that is there."""
-    one, other = _listed(told, what, in_message), _listed(told, what, beside)
+    one, other = _listed(report, what, in_message), _listed(report, what, beside)
     if one is not None and other is not None and one != other:
-        told.conflict = f"the message holds other {what} ({len(one)}) than the answer around it ({len(other)})"
+        report.conflict = f"the message holds other {what} ({len(one)}) than the answer around it ({len(other)})"
     return other if one is None else one
 
 
-def _listed(told: Told, what: str, value: object) -> list[Any] | None:
+def _listed(report: EngineReport, what: str, value: object) -> list[Any] | None:
     if value is None or isinstance(value, list):
         return value
-    told.malformed = f"{what}: a list of ids is needed, not {type(value).__name__}"
+    report.malformed = f"{what}: a list of ids is needed, not {type(value).__name__}"
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.token_id_capture.adapters.asked import Asked
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.adapters.vllm import tokens_of_chat_answer, tokens_of_generate_answer
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
@@ -73,7 +73,7 @@ def checked(outcome: TokenOutcome) -> None:
 def test_whole_answers(answer: dict[str, Any]) -> None:
     checked(tokens_of_chat_answer(answer))
     checked(tokens_of_generate_answer(answer))
-    Asked.of(answer)
+    RequestFacts.of(answer)
 
 
 @given(st.lists(ANSWER, max_size=4))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gym_ray.token_id_capture.adapters.vllm import Asked, tokens_of_chat_answer, tokens_of_generate_answer
+from gym_ray.token_id_capture.adapters.vllm import RequestFacts, tokens_of_chat_answer, tokens_of_generate_answer
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
 from gym_ray.token_id_capture.extras import WeightSpan
 
@@ -212,21 +212,21 @@ def test_log_probs_that_name_other_tokens_are_not_taken_for_these() -> None:
 @pytest.mark.parametrize(
     ("choice", "asked", "expected"),
     [
-        ({"finish_reason": "stop"}, Asked(), "eos"),
-        ({"finish_reason": "stop", "stop_reason": 6}, Asked(), "eos"),
-        ({"finish_reason": "stop", "stop_reason": 6}, Asked(frozenset({6})), "stop_sequence"),
-        ({"finish_reason": "stop", "stop_reason": 99}, Asked(), ""),
-        ({"finish_reason": "stop", "stop_reason": "END"}, Asked(), "stop_sequence"),
-        ({"finish_reason": "tool_calls", "stop_reason": 6}, Asked(), "eos"),
-        ({"finish_reason": "tool_calls"}, Asked(), ""),
-        ({"finish_reason": "length"}, Asked(), "length"),
-        ({"finish_reason": "abort"}, Asked(), ""),
-        ({"finish_reason": "stop", "matched_stop": 6}, Asked(), "eos"),
-        ({"finish_reason": "stop", "matched_stop": "END"}, Asked(), "stop_sequence"),
-        ({"finish_reason": None}, Asked(), ""),
+        ({"finish_reason": "stop"}, RequestFacts(), "eos"),
+        ({"finish_reason": "stop", "stop_reason": 6}, RequestFacts(), "eos"),
+        ({"finish_reason": "stop", "stop_reason": 6}, RequestFacts(frozenset({6})), "stop_sequence"),
+        ({"finish_reason": "stop", "stop_reason": 99}, RequestFacts(), ""),
+        ({"finish_reason": "stop", "stop_reason": "END"}, RequestFacts(), "stop_sequence"),
+        ({"finish_reason": "tool_calls", "stop_reason": 6}, RequestFacts(), "eos"),
+        ({"finish_reason": "tool_calls"}, RequestFacts(), ""),
+        ({"finish_reason": "length"}, RequestFacts(), "length"),
+        ({"finish_reason": "abort"}, RequestFacts(), ""),
+        ({"finish_reason": "stop", "matched_stop": 6}, RequestFacts(), "eos"),
+        ({"finish_reason": "stop", "matched_stop": "END"}, RequestFacts(), "stop_sequence"),
+        ({"finish_reason": None}, RequestFacts(), ""),
     ],
 )
-def test_how_a_generation_ended(choice: dict[str, Any], asked: Asked, expected: str) -> None:
+def test_how_a_generation_ended(choice: dict[str, Any], asked: RequestFacts, expected: str) -> None:
     assert exact(tokens_of_chat_answer(chat(**choice), asked)).ended_by == expected
 
 
@@ -254,7 +254,7 @@ def test_experts_that_do_not_fit_are_dropped_and_the_call_is_kept(caplog: pytest
     assert tokens.routed_experts is None
     assert tokens.generation_token_ids.tolist() == [5, 6]
     assert "2 rows for 5 tokens" in caplog.text
-    later = exact(tokens_of_chat_answer(chat(routed_experts=rows[:2]), Asked(experts_start=2)))
+    later = exact(tokens_of_chat_answer(chat(routed_experts=rows[:2]), RequestFacts(experts_start=2)))
     assert later.routed_experts == rows[:2]
 
 

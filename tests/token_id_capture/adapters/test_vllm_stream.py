@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_ray.dialects.sse import parse_objects
-from gym_ray.token_id_capture.adapters.asked import Asked
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.adapters.vllm import tokens_of_chat_answer
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
@@ -17,7 +17,7 @@ from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Unt
 RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 
 
-def read(chunks: list[dict[str, Any]], asked: Asked | None = None) -> TokenOutcome:
+def read(chunks: list[dict[str, Any]], asked: RequestFacts | None = None) -> TokenOutcome:
     stream = ChatTokenStream(asked)
     for chunk in chunks:
         stream.feed(chunk)
@@ -180,6 +180,6 @@ def test_what_a_stream_keeps_does_not_grow_with_its_chunks() -> None:
     stream.feed(FIRST)
     for _ in range(10_000):
         stream.feed(chunk([5], [-1.0]))
-    kept = stream._ids.buffer_info()[1] * stream._ids.itemsize + stream._told.log_probs.values.buffer_info()[1] * 8
+    kept = stream._ids.buffer_info()[1] * stream._ids.itemsize + stream._report.log_probs.values.buffer_info()[1] * 8
     assert kept == 160_000
-    assert not any(isinstance(value, list) and value for value in (stream._told.experts, stream._told.prompt))
+    assert not any(isinstance(value, list) and value for value in (stream._report.experts, stream._report.prompt))

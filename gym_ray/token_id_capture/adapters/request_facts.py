@@ -1,4 +1,4 @@
-"""What a request says about the reading of its answer."""
+"""What a request says that matters for reading the tokens of its answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Asked"]
+__all__ = ["RequestFacts"]
 
 _GRAMMARS: Final = (
     "structured_outputs",
@@ -25,11 +25,11 @@ _FREE_TOOL_CHOICES: Final = ("auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestFacts:
     """The members of a Chat request that decide how its answer is read.
 
     Attributes:
-        stop_token_ids: Tokens that the client named as ends; such an end is no end of the model's turn.
+        stop_token_ids: Tokens at which the client wants to stop; stopping there does not end the model's turn.
         constrained: A grammar bounds the choice of tokens, while the log probs are the model's own.
         experts_start: Prompt tokens whose routing the client wants left out.
     """
@@ -39,8 +39,8 @@ class Asked:
     experts_start: int = 0
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Asked:
-        """Read a request; members of unexpected types say nothing."""
+    def of(cls, body: Mapping[str, Any]) -> RequestFacts:
+        """Read a request; members of unexpected types are ignored."""
         stops = body.get("stop_token_ids")
         start = body.get("routed_experts_prompt_start")
         return cls(

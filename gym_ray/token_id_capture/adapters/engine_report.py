@@ -1,7 +1,7 @@
-"""From what an engine told of one call to what may be trained on: every count is checked, nothing is filled in.
+"""Checks what an engine reports about the tokens of one call, before they may be trained on.
 
-The checks stand in one order, so that the reason names the first thing that is wrong: how many choices, whose ids are
-missing, what the usage says, then the log probabilities, then the values themselves.
+Every count is compared and nothing is filled in. The checks run in a fixed order, and the reason names the first thing
+that is wrong: the number of choices, missing ids, the counts of the usage, the log probabilities, then the values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gym_ray.errors import NonFiniteLogProbError
-from gym_ray.token_id_capture.adapters.asked import Asked
 from gym_ray.token_id_capture.adapters.log_prob_column import LogProbColumn
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.adapters.routed_experts import fitting_experts
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan
@@ -33,7 +33,7 @@ from gym_ray.token_id_capture.reasons import (
 )
 from gym_ray.token_id_capture.token_arrays import TokenIds
 
-__all__ = ["Told", "counted", "settle"]
+__all__ = ["EngineReport", "counted", "token_outcome"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,23 +41,23 @@ _ENDED: Final = ("stop", "tool_calls", "function_call")
 
 
 @dataclass(slots=True)
-class Told:
-    """What an engine told of one call, as it stood in the answer.
+class EngineReport:
+    """What an engine reports about one call, unchecked.
 
     Attributes:
         choices: How many choices the answer has.
-        prompt: Ids of the prompt, None when it told none.
-        generation: Sampled ids, None when it told none.
+        prompt: Ids of the prompt, None if the answer has none.
+        generation: Sampled ids, None if the answer has none.
         log_probs: Their log probabilities.
-        prompt_count: Prompt tokens by its usage, None when it told none.
-        generated_count: Sampled tokens by its usage, None when it told none.
+        prompt_count: Prompt tokens by its usage, None if the answer has none.
+        generated_count: Sampled tokens by its usage, None if the answer has none.
         finish: Why the generation ended, in the dialect's words.
         stop: What stopped it: a text, a token id, or None.
-        experts: Its records of expert routing, one as a rule.
+        experts: Its records of expert routing, normally one.
         spans: Its spans of weight versions.
-        uneven: Where ids and log probabilities came apart within a stream, "" when they did not.
-        conflict: What two carriers in one answer disagree about, "" when nothing.
-        malformed: What cannot be read, "" when nothing.
+        uneven: Which chunk of a stream does not have one log probability for each id; "" if none.
+        conflict: What two places of one answer disagree about; "" if nothing.
+        malformed: What cannot be read; "" if nothing.
     """
 
     choices: int = 1
@@ -75,7 +75,7 @@ class Told:
     malformed: str = ""
 
     def take_usage(self, usage: object) -> None:
-        """Take the counts of a ``usage`` member; anything that is no count leaves what is known as it is."""
+        """Take the counts of a ``usage`` member; a count that is missing or malformed leaves the known one as it is."""
         if isinstance(usage, Mapping):
             prompt, generated = counted(usage.get("prompt_tokens")), counted(usage.get("completion_tokens"))
             self.prompt_count = self.prompt_count if prompt is None else prompt
@@ -87,29 +87,29 @@ def counted(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def settle(told: Told, asked: Asked) -> TokenOutcome:
+def token_outcome(report: EngineReport, request: RequestFacts) -> TokenOutcome:
     """Return the exact tokens of a call, or the first reason why they cannot be used.
 
     Args:
-        told: What the engine told.
-        asked: What the client asked for.
+        report: What the engine reports.
+        request: What the client asked for.
     """
     for check in _CHECKS:
-        problem = check(told)
+        problem = check(report)
         if problem is not None:
             return problem
     try:
-        prompt, generation = _packed(told.prompt), _packed(told.generation)
+        prompt, generation = _packed(report.prompt), _packed(report.generation)
     except ValueError as error:
         return Untrainable(MALFORMED_TOKENS, str(error))
     try:
-        log_probs = pack_log_probs(told.log_probs.values)
+        log_probs = pack_log_probs(report.log_probs.values)
     except NonFiniteLogProbError as error:
         return Untrainable(NON_FINITE_LOG_PROB, str(error))
-    problem = _other_tokens(told.log_probs, generation) or _past_stop(told.stop, generation)
+    problem = _other_tokens(report.log_probs, generation) or _past_stop(report.stop, generation)
     if problem is not None:
         return problem
-    experts, why_not = fitting_experts(told.experts, prompt.size + generation.size, asked.experts_start)
+    experts, why_not = fitting_experts(report.experts, prompt.size + generation.size, request.experts_start)
     if why_not:
         _log.warning("the routing of experts is left out of a call that is kept: %s", why_not)
     return ExactTokens(
@@ -117,9 +117,9 @@ def settle(told: Told, asked: Asked) -> TokenOutcome:
         generation,
         log_probs,
         routed_experts=experts,
-        weight_spans=_weight_spans(told.spans, generation.size),
-        constrained=asked.constrained,
-        ended_by=_ended_by(told.finish, told.stop, generation, asked),
+        weight_spans=_weight_spans(report.spans, generation.size),
+        constrained=request.constrained,
+        ended_by=_ended_by(report.finish, report.stop, generation, request),
     )
 
 
@@ -131,57 +131,57 @@ def _packed(ids: TokenIds | None) -> TokenArray:
     return pack_token_ids(() if ids is None else ids)
 
 
-def _readable(told: Told) -> Untrainable | None:
-    if not told.choices:
+def _readable(report: EngineReport) -> Untrainable | None:
+    if not report.choices:
         return Untrainable(ENGINE_REPORTS_NO_TOKENS, "the answer has no choice")
-    if told.choices > 1:
-        return Untrainable(SEVERAL_CHOICES, f"the answer has {told.choices} choices; one call is one sequence")
-    if told.malformed:
-        return Untrainable(MALFORMED_TOKENS, told.malformed)
-    if told.conflict:
-        return Untrainable(SEVERAL_CARRIERS, told.conflict)
+    if report.choices > 1:
+        return Untrainable(SEVERAL_CHOICES, f"the answer has {report.choices} choices; one call is one sequence")
+    if report.malformed:
+        return Untrainable(MALFORMED_TOKENS, report.malformed)
+    if report.conflict:
+        return Untrainable(SEVERAL_CARRIERS, report.conflict)
     return None
 
 
-def _ids(told: Told) -> Untrainable | None:
-    if told.generation is None and told.prompt is None:
+def _ids(report: EngineReport) -> Untrainable | None:
+    if report.generation is None and report.prompt is None:
         return Untrainable(ENGINE_REPORTS_NO_TOKENS, "the answer holds neither prompt ids nor generated ids")
-    if told.generation is None and told.generated_count != 0:
-        by_usage = "?" if told.generated_count is None else told.generated_count
+    if report.generation is None and report.generated_count != 0:
+        by_usage = "?" if report.generated_count is None else report.generated_count
         return Untrainable(IDS_MISSING, f"0 of {by_usage} generated tokens have an id")
-    if told.prompt is None:
+    if report.prompt is None:
         return Untrainable(PROMPT_IDS_MISSING, "the answer holds generated ids and no prompt ids")
     return None
 
 
-def _usage(told: Told) -> Untrainable | None:
-    if told.prompt_count is None or told.generated_count is None:
+def _usage(report: EngineReport) -> Untrainable | None:
+    if report.prompt_count is None or report.generated_count is None:
         return Untrainable(USAGE_MISSING, "no usage came, so nothing proves that every token did")
-    ids, prompt = _size(told.generation), _size(told.prompt)
-    if ids < told.generated_count:
-        return Untrainable(IDS_MISSING, f"{ids} of {told.generated_count} generated tokens have an id")
-    if ids > told.generated_count:
-        return Untrainable(USAGE_MISMATCH, f"{ids} generated ids, {told.generated_count} tokens by the usage")
-    if prompt != told.prompt_count:
-        return Untrainable(USAGE_MISMATCH, f"{prompt} prompt ids, {told.prompt_count} tokens by the usage")
+    ids, prompt = _size(report.generation), _size(report.prompt)
+    if ids < report.generated_count:
+        return Untrainable(IDS_MISSING, f"{ids} of {report.generated_count} generated tokens have an id")
+    if ids > report.generated_count:
+        return Untrainable(USAGE_MISMATCH, f"{ids} generated ids, {report.generated_count} tokens by the usage")
+    if prompt != report.prompt_count:
+        return Untrainable(USAGE_MISMATCH, f"{prompt} prompt ids, {report.prompt_count} tokens by the usage")
     return None
 
 
-def _log_probs(told: Told) -> Untrainable | None:
-    ids, log_probs = _size(told.generation), len(told.log_probs)
+def _log_probs(report: EngineReport) -> Untrainable | None:
+    ids, log_probs = _size(report.generation), len(report.log_probs)
     if log_probs < ids:
         return Untrainable(LOG_PROB_MISSING, f"{log_probs} of {ids} generated tokens have a log prob")
     if log_probs > ids:
-        how = told.uneven or "trailing: more log probs than ids"
+        how = report.uneven or "trailing: more log probs than ids"
         return Untrainable(LENGTH_MISMATCH, f"{how}; {log_probs} log probs for {ids} ids")
-    if told.log_probs.absent_at is not None:
-        return Untrainable(LOG_PROB_MISSING, f"the engine has none for generated token {told.log_probs.absent_at}")
-    if told.uneven:
-        return Untrainable(LENGTH_MISMATCH, told.uneven)
+    if report.log_probs.absent_at is not None:
+        return Untrainable(LOG_PROB_MISSING, f"the engine has none for generated token {report.log_probs.absent_at}")
+    if report.uneven:
+        return Untrainable(LENGTH_MISMATCH, report.uneven)
     return None
 
 
-_CHECKS: Final[tuple[Callable[[Told], Untrainable | None], ...]] = (_readable, _ids, _usage, _log_probs)
+_CHECKS: Final[tuple[Callable[[EngineReport], Untrainable | None], ...]] = (_readable, _ids, _usage, _log_probs)
 
 
 def _other_tokens(log_probs: LogProbColumn, generation: TokenArray) -> Untrainable | None:
@@ -208,10 +208,10 @@ def _past_stop(stop: object, generation: TokenArray) -> Untrainable | None:
     )
 
 
-def _ended_by(finish: object, stop: object, generation: TokenArray, asked: Asked) -> str:
-    """Return how a generation ended; "" where the engine's words allow two readings.
+def _ended_by(finish: object, stop: object, generation: TokenArray, request: RequestFacts) -> str:
+    """Return how a generation ended; "" where the engine's words are ambiguous.
 
-    An answer with tool calls says so instead of how it ended, and may have been cut behind the last call.
+    For an answer with tool calls the finish reason is the tool calls, even if it was cut behind the last of them.
     """
     if finish == "length":
         return "length"
@@ -222,7 +222,7 @@ def _ended_by(finish: object, stop: object, generation: TokenArray, asked: Asked
     if type(stop) is int:
         if generation[-1] != stop:
             return ""
-        return "stop_sequence" if stop in asked.stop_token_ids else "eos"
+        return "stop_sequence" if stop in request.stop_token_ids else "eos"
     return "eos" if finish == "stop" and stop is None else ""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.token_id_capture.adapters.asked import Asked
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ from gym_ray.token_id_capture.adapters.asked import Asked
     ],
 )
 def test_a_grammar_is_seen(body: dict[str, Any], constrained: bool) -> None:
-    assert Asked.of(body).constrained is constrained
+    assert RequestFacts.of(body).constrained is constrained
 
 
 def test_the_clients_own_stop_tokens_are_known() -> None:
-    assert Asked.of({"stop_token_ids": [5, True, "6", 7]}).stop_token_ids == {5, 7}
-    assert Asked.of({"stop_token_ids": 5}).stop_token_ids == frozenset()
+    assert RequestFacts.of({"stop_token_ids": [5, True, "6", 7]}).stop_token_ids == {5, 7}
+    assert RequestFacts.of({"stop_token_ids": 5}).stop_token_ids == frozenset()
 
 
 @pytest.mark.parametrize(("said", "start"), [(35, 35), (0, 0), (-1, 0), ("3", 0), (None, 0), (True, 0)])
 def test_where_the_routing_starts(said: Any, start: int) -> None:
-    assert Asked.of({"routed_experts_prompt_start": said}).experts_start == start
+    assert RequestFacts.of({"routed_experts_prompt_start": said}).experts_start == start
