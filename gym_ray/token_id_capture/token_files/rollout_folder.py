@@ -109,6 +109,14 @@ class RolloutFolder:
         path = Path(self.path(rollout_id, STATE_SUFFIX))
         replace_file(self.calls, path, state.to_bytes(), OWNER_ONLY, sync_name=is_news)
 
+    def prove(self) -> None:
+        """Make sure that files which others put in place are those that a crash leaves.
+
+        Raises:
+            OSError: It could not be done.
+        """
+        sync_directory(self.calls, str(self.root))
+
     def is_marked(self, rollout_id: str) -> bool:
         """Return whether there is any mark."""
         return self.size(rollout_id, INCOMPLETE_SUFFIX) is not None
@@ -145,17 +153,20 @@ class RolloutFolder:
         return list(dict.fromkeys(line.decode("utf-8", "backslashreplace") for line in whole.split(b"\n") if line))
 
     def remove_intent(self, rollout_id: str, model_call_id: str) -> None:
-        """Take a begun call back; durable when it returns. A call that never began is fine.
+        """Take a begun call back; durable when it returns, also if it was taken back before. One never begun is fine.
 
         Raises:
             OSError: It could not be done.
         """
-        data = self.read(rollout_id, INTENTS_SUFFIX) or b""
+        data = self.read(rollout_id, INTENTS_SUFFIX)
+        if data is None:
+            return
         *lines, torn = data.split(b"\n")
         wanted, path = model_call_id.encode(), self.path(rollout_id, INTENTS_SUFFIX)
         if wanted not in lines:
-            return
-        if lines.index(wanted) == len(lines) - 1:
+            self._cut(path, len(data))
+            self.prove()
+        elif lines.index(wanted) == len(lines) - 1:
             self._cut(path, len(data) - len(torn) - len(wanted) - 1)
         else:
             kept = b"".join(line + b"\n" for line in lines if line != wanted)

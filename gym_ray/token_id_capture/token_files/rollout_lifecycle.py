@@ -84,6 +84,8 @@ class RolloutLifecycle:
                 state = replace(state, frozen=True, snapshot_id=uuid.uuid4().hex, version=state.version + 1)
             if state is not stored:
                 self._folder.publish(rollout_id, state)
+            else:
+                self._folder.prove()  # whoever froze it may have ended before that was durable
             problems = all_problems(self._folder, state, found, index, size)
             version = state.version + index.changes(state.indexed_size)
         entries = in_one_buffer(found.entries)
@@ -95,8 +97,7 @@ class RolloutLifecycle:
         Raises:
             CaptureError: It could not be done; the records are there, or the rollout is retired.
         """
-        check_store_rollout_id(rollout_id)
-        if not self._folder.holds_anything(rollout_id):
+        if not self._holds_anything(rollout_id, "dropped"):
             return False
         with self._locked(rollout_id, "dropped"):
             stored = self._folder.state(rollout_id)
@@ -105,6 +106,7 @@ class RolloutLifecycle:
             if stored.retired:
                 if stored.version != version:
                     return False
+                self._folder.prove()
             else:
                 state = self._with_marks(rollout_id, stored)
                 if state is not stored:
@@ -124,8 +126,7 @@ class RolloutLifecycle:
         Raises:
             CaptureError: It could not be done.
         """
-        check_store_rollout_id(rollout_id)
-        if not self._folder.holds_anything(rollout_id):
+        if not self._holds_anything(rollout_id, "deleted"):
             return
         with self._locked(rollout_id, "deleted"):
             self._cache.drop(rollout_id)
@@ -143,7 +144,8 @@ class RolloutLifecycle:
                 rollout_id = check_store_rollout_id(path.name.removesuffix(STATE_SUFFIX))
             except RolloutIdError:
                 continue  # not one of ours
-            swept += self._is_old(path, latest) and self._sweep(rollout_id, path, latest)
+            with self._told(rollout_id, "swept"):
+                swept += self._is_old(path, latest) and self._sweep(rollout_id, path, latest)
         return swept
 
     def _is_old(self, path: Path, latest: float) -> bool:
@@ -172,12 +174,22 @@ class RolloutLifecycle:
                 raise RolloutRetiredError(f"{rollout_id}: the rollout is retired")
             yield state
 
+    def _holds_anything(self, rollout_id: str, what: str) -> bool:
+        """Whether there is anything to lock a rollout for; a lock makes a file (W36)."""
+        with self._told(rollout_id, what):
+            return self._folder.holds_anything(rollout_id)
+
     @contextmanager
     def _locked(self, rollout_id: str, what: str) -> Iterator[None]:
+        with self._told(rollout_id, what), self._locks.exclusive(rollout_id):
+            yield
+
+    @contextmanager
+    def _told(self, rollout_id: str, what: str) -> Iterator[None]:
+        """Raise what the system refuses as what could not be done."""
         path = self._folder.root / check_store_rollout_id(rollout_id)
         try:
-            with self._locks.exclusive(rollout_id):
-                yield
+            yield
         except OSError as error:
             raise CaptureError(f"{path}: the rollout could not be {what}: {error}") from error
 
