@@ -29,6 +29,16 @@ def test_a_link_passes_through_calls_that_generated_nothing() -> None:
         assert out.doubts == {}
 
 
+def test_every_branch_behind_calls_that_generated_nothing_is_linked() -> None:
+    rollout = with_empty_call()
+    rollout.call("e4", [6], [], "e2")
+    for call_id, token in (("m1", 7), ("m2", 8), ("m3", 9)):
+        rollout.call(call_id, [token], [13], "e4" if call_id != "m3" else "e2")
+    out = run_builder(rollout.packed())
+    assert paths(out) == [["c1", "c3"], ["c1", "m3"], ["c1", "m1"], ["c1", "m2"]]
+    assert out.doubts == {}
+
+
 def test_a_lost_call_is_not_taken_for_tool_text() -> None:
     """What it generated would be in the row as if a tool had said it, and nobody would know."""
     rollout = TokenRollout(deltas=False)
