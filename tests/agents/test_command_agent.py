@@ -164,6 +164,15 @@ json.dump({
 """
 
 
+async def test_the_urls_of_a_command_that_takes_part_in_token_capture_say_so() -> None:
+    program = "import os; print(os.environ['OPENAI_BASE_URL'], os.environ['ANTHROPIC_BASE_URL'])"
+    async with in_process_client({}) as http:
+        context = RunContext("7-1", http, TOKEN, URLS, token_capture=True)
+        said = text_of(await CommandAgent("cli", python(program)).run(ROW, context))
+    root = "http://127.0.0.1:9/ng-rollout/7-1/training-token-capture"
+    assert said.split() == [f"{root}/v1", root]
+
+
 async def test_what_a_command_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-worker")
     names = ("input_file", "output_file", "rollout_id", "model", "start_directory")
