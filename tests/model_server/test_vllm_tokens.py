@@ -19,7 +19,7 @@ from gym_ray.model_server.engine import EngineRequest, TokenRequest
 from gym_ray.model_server.heavy_bodies import body_work, parse_heavy
 from gym_ray.testing.fake_upstream import recorded
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
-from gym_ray.testing.script import ScriptedAnswer
+from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untrainable
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens
 from gym_ray.token_id_capture.packed import pack_token_ids
@@ -196,6 +196,17 @@ async def test_an_answer_that_is_no_json_passes_and_is_not_used() -> None:
         answer, text = await link.answer({"messages": [USER]})
     assert text == b"pardon?"
     assert untrainable(answer).reason == "malformed_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_that_were_asked_for_do_not_leave_in_what_cannot_be_read(stream: bool) -> None:
+    broken = b'{"choices":[{"delta":{"content":"a\x01"},"token_ids":[5,6]}],"prompt_token_ids":[1]}'
+    text = b"data: " + broken + b"\n\ndata: [DONE]\n\n" if stream else broken
+    script = ScriptedAnswer([text], content_type=SSE if stream else "application/json")
+    async with linked_vllm(lambda request: script) as link:
+        answer, shown = await link.answer({"messages": [USER], "stream": stream})
+    assert shown == text.replace(b"[5,6]", b"null").replace(b"[1]", b"null")
+    assert untrainable(answer)
 
 
 async def test_a_heavy_body_is_rewritten_beside_the_loop() -> None:
