@@ -180,7 +180,7 @@ class _Service:
         if isinstance(body, dict) and len(raw) <= _SHARED_BYTES:
             publish_request(request.scope, body)
         call = self._token_calls.begin(request.scope, dialect, body, len(raw))
-        if dialect not in self._forwarded if call is None else not call.way.forwarded:
+        if dialect not in self._forwarded if call is None else not call.route.forwarded:
             return await self._bridged.respond(request, dialect, body, len(raw), call)
         asked = EngineRequest(dialect, body, raw, *_passed_on(request))
         return await (self._forward(request, asked) if call is None else self._forward_tokens(request, asked, call))

@@ -22,7 +22,6 @@ from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.terminal import is_error_payload
 from gym_ray.errors import EngineError, InvalidRequestError, UnsupportedRequestError
 from gym_ray.model_call_capture.exchange import publish_usage
-from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.errors_wire import (
     converted_error_response,
@@ -32,6 +31,7 @@ from gym_ray.model_server.errors_wire import (
 )
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import dialect_free_headers, request_headers
+from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.replayed import CallFailedError, ReplayedStream
 from gym_ray.model_server.token_answers import without_tokens
 from gym_ray.model_server.token_calls import TokenCall
@@ -103,7 +103,7 @@ class BridgedRoute:
         """
         try:
             bridge = await self.bridge(dialect, body, size, call)
-            raw = await aside(size, lambda: _request_bytes(bridge.body))
+            raw = await off_loop(size, lambda: _request_bytes(bridge.body))
             job = _Job(request, bridge, raw, call, None if call is None else await call.open())
         except CallFailedError as failure:
             return failure.response
@@ -126,13 +126,13 @@ class BridgedRoute:
             InvalidRequestError: The body breaks the schema of its dialect.
             UnsupportedRequestError: A field has no form in the engine's dialect, or the engine speaks none.
         """
-        return await aside(size, lambda: self._convert(dialect, body, call))
+        return await off_loop(size, lambda: self._convert(dialect, body, call))
 
     def _convert(self, dialect: str, body: Mapping[str, Any], call: TokenCall | None) -> Bridge:
         options = self._options
-        if call is not None and call.way.native:
+        if call is not None and call.route.native:
             return _unconverted(dialect, body, options.split_think)
-        asked = dialect_to_ask(dialect, self._engine.dialects if call is None else call.way.spoken)
+        asked = dialect_to_ask(dialect, self._engine.dialects if call is None else call.route.spoken)
         if asked is None:
             raise UnsupportedRequestError(f"the engine of model server {self._server_name!r} speaks no dialect", 501)
         prepared = prepare(dialect, body, extensions=options.extensions if dialect == RESPONSES else frozenset())
@@ -164,16 +164,16 @@ class BridgedRoute:
         call = job.call
         if call is None:
             _, answer, size = await self._ask(job)
-            return await aside(size, lambda: written(job.bridge.answer(answer)))
+            return await off_loop(size, lambda: written(job.bridge.answer(answer)))
 
         def told(answer: Mapping[str, Any]) -> tuple[Mapping[str, Any], _T]:
             whole = job.bridge.answer(answer)
             shown = whole if call.client_wants_ids else without_tokens(whole) or whole
             return whole, written(shown)
 
-        async with call.unserved():
+        async with call.withdrawn_on_failure():
             reply, answer, size = await self._ask(job)
-            whole, shown = await aside(size, lambda: told(answer))
+            whole, shown = await off_loop(size, lambda: told(answer))
             outcome = call.outcome(whole, reply, None if job.bridge.hub is None else answer)
             call.check_prefix(outcome)
         await call.complete(whole, outcome)
@@ -193,7 +193,7 @@ class BridgedRoute:
         raw = await reply.read()
         if reply.status >= 400:
             raise self._refused(bridge.client, reply, raw)
-        answer = await aside(len(raw), lambda: exact_json.loads_object(raw))
+        answer = await off_loop(len(raw), lambda: exact_json.loads_object(raw))
         if answer is None:
             raise EngineError(f"the engine answered {reply.status} with something that is no JSON object")
         if is_error_payload(answer):
@@ -229,7 +229,7 @@ class BridgedRoute:
 
 
 def _unconverted(dialect: str, body: Mapping[str, Any], split_think: bool) -> Bridge:
-    """Return the way of a streamed request to an engine of its own dialect, unchecked, for a complete answer."""
+    """Return the bridge of a streamed request to an engine of its dialect, for a complete answer; checks nothing."""
     asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
     options = body.get("stream_options")
     wants_usage = dialect == CHAT and isinstance(options, Mapping) and bool(options.get("include_usage"))

@@ -1,7 +1,8 @@
 """Whether a client was served any content by an answer that failed.
 
-It decides what becomes of a training call: one that said nothing is taken back, and a good retry stands for it (W23).
-So what is not known to be empty counts as content: a call that was heard must never vanish.
+It decides what becomes of a training call: a call that served nothing is withdrawn, so that a good retry can take its
+place (W23). A call whose content the agent may have used must never be withdrawn, so what is not known to be empty
+counts as content.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _FRAME: Final = frozenset(
         "usage",
     }
 )
-"""Members that say where something stands, and nothing by themselves."""
-_CALL: Final = "_call"  # function_call, web_search_call, ...: an item that is a deed, whatever else it holds
+"""Members that describe the place or the kind of a part, and are no content themselves."""
+_CALL: Final = "_call"  # function_call, web_search_call, ...: an item that is an action, even without a text
 _NO_CONTENT: Final = frozenset({"ping", "error"})
 _FAILED: Final = (None, "error")
 _LEVELS: Final = 32
-"""What nests deeper than any frame does is content."""
+"""What nests deeper than any event does counts as content."""
 
 
 def says_something(answer: Mapping[str, Any]) -> bool:
-    """Whether a whole answer of any dialect has content: a text, a call, or word of how the model ended."""
+    """Whether a whole answer of any dialect has content: a text, a call, or a reason why the model ended."""
     choices = answer.get("choices")
     if isinstance(choices, list) and any(map(_choice_says, choices)):
         return True
@@ -51,7 +52,7 @@ def says_something(answer: Mapping[str, Any]) -> bool:
 def stream_says_something(dialect: str, text: bytes) -> bool:
     """Whether the bytes of a stream that failed, or was cut anywhere, have content.
 
-    An event that is cut in two is none: no client reads it. One that is whole and unreadable may have said anything.
+    A last event that was cut off does not count: no client reads it. A whole event that cannot be read counts.
 
     Args:
         dialect: ``responses``, ``chat`` or ``messages``.

@@ -1,4 +1,4 @@
-"""What token capture has to know about requests and answers of the dialects; pure, so that serving stays readable."""
+"""Reads what token capture needs out of requests and answers, and takes tokens out of answers. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _TOKEN_MEMBERS: Final = (*TOKEN_FIELDS, "token_ids")
 def items_of(dialect: str, body: Mapping[str, Any]) -> list[object] | None:
     """Return the turns of a request, which lineage is looked up by (B25-B27); None when it cannot be read.
 
-    A Messages request is read in its Responses form. The client's own body is read in every case, whatever it is
-    converted to for the engine: a rollout may stream one call and not the next, and its history stays the same.
+    A Messages request is read in its Responses form. It is always the client's own body that is read, never what is
+    sent to the engine: a conversation is recognised however its single calls are served, streamed or not.
     """
     if dialect != MESSAGES:
         return request_items(body)
@@ -41,13 +41,13 @@ def items_of(dialect: str, body: Mapping[str, Any]) -> list[object] | None:
 
 
 def asks_for_several(body: Mapping[str, Any]) -> bool:
-    """Whether a request wants more than one choice, of which a rollout can go on with one only."""
+    """Whether a request wants more than one choice; a rollout can continue only one."""
     number = body.get("n")
     return isinstance(number, int) and number > 1
 
 
 def asks_for_ids(dialect: str, body: Mapping[str, Any]) -> bool:
-    """Whether the client itself wants token ids in its answer; in the Messages dialect nobody can (B77)."""
+    """Whether the client itself wants token ids in its answer; the Messages dialect has no such option (B77)."""
     return dialect != MESSAGES and body.get("return_token_ids") is True
 
 
@@ -81,7 +81,7 @@ def tokens_in(answer: Mapping[str, Any]) -> TokenOutcome | None:
 
 
 def _stripped(item: Any) -> Any:
-    """Return an object without its tokens; the very same one, whatever it is, when there are none."""
+    """Return an object without its tokens; the value itself if it has none or is no object."""
     if not isinstance(item, Mapping) or all(item.get(name) is None for name in _TOKEN_MEMBERS):
         return item
     return {name: value for name, value in item.items() if name not in _TOKEN_MEMBERS}

@@ -1,8 +1,8 @@
 """One call that is captured for training, from its request to its record (B77).
 
-Before the engine is asked a call looks its parent up and is noted durably; that may refuse it. From then on nothing
-here fails a call or changes its answer: an answer without usable tokens makes its rollout incomplete, with a reason.
-A call that is cancelled does nothing more, so that its note stays and says that tokens may be missing.
+Before the engine is asked, the parent is looked up and the call is noted durably; only that step may refuse the call.
+From then on nothing here fails a call or changes its answer: if the answer has no usable tokens, the rollout is marked
+incomplete, with a reason. A cancelled call is not ended: its note stays and says that tokens may be missing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gym_ray.model_call_capture.exchange import (
     publish_execution_facts,
     read_training_call,
 )
-from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, TokenRequest
 from gym_ray.model_server.errors_wire import error_response
+from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.replayed import CallFailedError
 from gym_ray.model_server.token_answers import (
     asks_for_ids,
@@ -36,7 +36,7 @@ from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
 from gym_ray.token_id_capture.reasons import ENGINE_REPORTS_NO_TOKENS, IDS_MISSING, MALFORMED_TOKENS, SEVERAL_CHOICES
 
-__all__ = ["TokenCall", "TokenCalls", "TokenWay"]
+__all__ = ["EngineRoute", "TokenCall", "TokenCalls"]
 
 _log = logging.getLogger(__name__)
 _NOT_NOTED: Final = "token_capture_failed"
@@ -73,18 +73,18 @@ class TokenCalls:
         if self._tokens is None or called is None:
             return None
         capture = self._tokens.begin(called.rollout_id, called.model_call_id)
-        way = self._way(dialect, streamed=body.get("stream") is True)
-        return TokenCall(called, capture, scope, body, size_bytes, way)
+        route = self._route(dialect, streamed=body.get("stream") is True)
+        return TokenCall(called, capture, scope, body, size_bytes, route)
 
-    def _way(self, dialect: str, *, streamed: bool) -> TokenWay:
+    def _route(self, dialect: str, *, streamed: bool) -> EngineRoute:
         reported = self._engine.token_dialects
         spoken = reported or self._engine.dialects
         native = dialect in self._forwarded & spoken
-        return TokenWay(dialect, spoken, native, native and (bool(reported) or not streamed))
+        return EngineRoute(dialect, spoken, native, native and (bool(reported) or not streamed))
 
 
 @dataclass(frozen=True, slots=True)
-class TokenWay:
+class EngineRoute:
     """How a training call goes to the engine.
 
     Attributes:
@@ -111,7 +111,7 @@ class TokenCall:
         scope: The ASGI scope.
         body: The parsed request.
         size_bytes: Its length.
-        way: How it goes to the engine.
+        route: How it goes to the engine.
     """
 
     def __init__(
@@ -121,25 +121,25 @@ class TokenCall:
         scope: MutableMapping[str, Any],
         body: Mapping[str, Any],
         size_bytes: int,
-        way: TokenWay,
+        route: EngineRoute,
     ) -> None:
         self._called, self._capture, self._scope = called, capture, scope
         self._body, self._size_bytes = body, size_bytes
-        self.way = way
+        self.route = route
 
     @property
     def client_wants_ids(self) -> bool:
         """Whether the client itself asked for token ids."""
-        return asks_for_ids(self.way.dialect, self._body)
+        return asks_for_ids(self.route.dialect, self._body)
 
     async def open(self) -> TokenRequest:
-        """Look the parent up and note the call durably; return what the engine is asked (B79-B83).
+        """Look the parent up and note the call durably; return what an engine needs for its tokens (B79-B83).
 
         Raises:
             CallFailedError: The call could not be noted; nothing was generated, and the client may try again (503), but
                 not under an id that can name no rollout (400).
         """
-        await self._capture.resolve(await aside(self._size_bytes, self._items))
+        await self._capture.resolve(await off_loop(self._size_bytes, self._items))
         try:
             await self._capture.intend()
         except Exception as error:
@@ -150,22 +150,22 @@ class TokenCall:
             why = str(error) if refused else type(error).__name__
             message = f"the call could not be noted for token capture ({why}); nothing was generated"
             status = 400 if refused else 503
-            raise CallFailedError(status, message, error_response(self.way.dialect, status, message)) from error
+            raise CallFailedError(status, message, error_response(self.route.dialect, status, message)) from error
         return TokenRequest(self._capture.parent)
 
     def _items(self) -> list[object] | None:
         try:
-            return items_of(self.way.dialect, self._body)
+            return items_of(self.route.dialect, self._body)
         except Exception as error:  # noqa: BLE001 - boundary: a history that cannot be read must not fail the call (B80)
             called = self._called
             _log.warning("%s: the turns of call %s: %r", called.rollout_id, called.model_call_id, error)
             return None
 
     @asynccontextmanager
-    async def unserved(self) -> AsyncIterator[None]:
-        """End the call if the block does not: for as long as its client was served no content.
+    async def withdrawn_on_failure(self) -> AsyncIterator[None]:
+        """Withdraw the call if the block raises (W23); for a block in which its client is served no content.
 
-        A call that fails is withdrawn (W23). One that is cancelled may have generated, and its note stays.
+        A call that is cancelled may have generated tokens: it is abandoned, and its note stays.
         """
         try:
             yield
@@ -177,7 +177,7 @@ class TokenCall:
             raise
 
     def abandon(self) -> None:
-        """Leave a call whose client went away, or whose server ends, to its note."""
+        """Stop working on a call whose client went away, or whose server ends. Its note stays."""
         self._capture.abandon()
 
     async def refused(self, status: int) -> None:
@@ -203,7 +203,7 @@ class TokenCall:
     def outcome(
         self, answer: Mapping[str, Any], reply: EngineAnswer, carried: Mapping[str, Any] | None = None
     ) -> TokenOutcome | None:
-        """Return what is known about the tokens of a complete answer; None leaves that to what the answer carries.
+        """Return what is known about the tokens of a complete answer; None if only the answer itself may carry them.
 
         Args:
             answer: The answer in the client's dialect, before tokens are taken out of it.
@@ -231,7 +231,7 @@ class TokenCall:
         """
         refusal = self._capture.refusal(outcome)
         if refusal is not None:
-            raise EngineError(f"the call is not served, for its prompt is not the one it continues: {refusal}")
+            raise EngineError(f"the call is not served, because its prompt does not continue its parent: {refusal}")
 
     async def complete(self, answer: Mapping[str, Any], outcome: TokenOutcome | None) -> None:
         """Keep the record of a complete answer; durable, or its rollout is marked, when this returns.

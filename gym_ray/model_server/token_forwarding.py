@@ -18,9 +18,9 @@ from gym_ray import exact_json
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.dialects.terminal import ERROR, TerminalScanner, is_error_payload
 from gym_ray.errors import EngineError
-from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.facts import publish_answer, publish_failure
+from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.served_content import says_something, stream_says_something
 from gym_ray.model_server.token_answers import without_tokens
 from gym_ray.model_server.token_calls import TokenCall
@@ -56,12 +56,12 @@ class TokenForwarding:
             EngineError: The engine failed; nothing was served, and the call is withdrawn.
         """
         asked = replace(asked, tokens=await call.open())
-        async with call.unserved():
+        async with call.withdrawn_on_failure():
             reply = await self._answer(request, asked)
             if _is_sse(reply):
                 return _TokenStream(reply, call)
             raw = await reply.read()
-            answer = await aside(len(raw), lambda: exact_json.loads_object(raw)) if reply.status < 400 else None
+            answer = await off_loop(len(raw), lambda: exact_json.loads_object(raw)) if reply.status < 400 else None
             outcome = None
             if answer is not None and not is_error_payload(answer):
                 outcome = call.outcome(answer, reply)
@@ -109,15 +109,15 @@ def _response(reply: EngineAnswer, raw: bytes) -> Response:
 class _TokenStream(Response):
     """Relays a stream, and holds its end back until the call's tokens are kept.
 
-    Whatever ends the engine's answer early ends the client's connection too. A client that leaves leaves its call to
-    the note that was made of it.
+    Whatever ends the engine's answer early ends the client's connection too. If the client leaves, the call is
+    abandoned, and the note of it stays.
     """
 
     def __init__(self, reply: EngineAnswer, call: TokenCall) -> None:
         self.status_code = reply.status
         self.background = None
         self._reply, self._call = reply, call
-        self._scanner = TerminalScanner(call.way.dialect)
+        self._scanner = TerminalScanner(call.route.dialect)
         self._seen: list[bytes] = []
         self._held: list[bytes] = []
 
@@ -170,10 +170,10 @@ class _TokenStream(Response):
         call, terminal = self._call, self._scanner.terminal
         seen = b"".join(self._seen)
         if terminal is None or terminal == ERROR:
-            served = await aside(len(seen), lambda: stream_says_something(call.way.dialect, seen))
+            served = await off_loop(len(seen), lambda: stream_says_something(call.route.dialect, seen))
             await call.failed(_how_it_failed(terminal, failure), served=served)
             return
-        answer = await aside(len(seen), lambda: reassemble(call.way.dialect, seen))
+        answer = await off_loop(len(seen), lambda: reassemble(call.route.dialect, seen))
         if answer is None:
             await call.unreadable("the stream cannot be put together")
         else:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gym_ray.model_server.vllm.continuation import (
-    Glue,
+    TurnSuffix,
     common_end,
     continued,
     last_turn,
     may_continue,
     turn_only,
-    with_other_words,
+    with_placeholder_answer,
 )
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
@@ -42,10 +42,10 @@ def rendered(name: str) -> TokenArray:
 def test_a_recorded_rendering_is_continued_from_other_tokens_of_the_same_turn() -> None:
     whole, turn = rendered("render"), rendered("render_no_generation_prompt")
     own = parent([*turn[:29].tolist(), 40, 41, 6], generated=3)
-    glue = Glue.of(turn, 6)
-    assert glue is not None
-    assert glue.size == 0
-    prompt = continued(own, whole, turn, glue)
+    suffix = TurnSuffix.of(turn, 6)
+    assert suffix is not None
+    assert suffix.size == 0
+    prompt = continued(own, whole, turn, suffix)
     assert prompt is not None
     assert prompt.tolist() == [*own.token_ids.tolist(), 2, 271, 74, 304, 227, 306, 95, 37, 6, 3]
 
@@ -53,28 +53,28 @@ def test_a_recorded_rendering_is_continued_from_other_tokens_of_the_same_turn() 
 def test_what_the_template_puts_behind_the_end_of_a_turn_goes_in_once() -> None:
     turn = pack_token_ids([1, 50, 2, 9, 1, 60, 61, 2, 9])
     whole = pack_token_ids([*turn.tolist(), 1, 70, 2, 9, 1])
-    glue = Glue.of(turn, 2)
-    assert glue is not None
-    assert glue.size == 1
-    prompt = continued(parent([1, 50, 2, 9, 1, 99, 2], generated=2), whole, turn, glue)
+    suffix = TurnSuffix.of(turn, 2)
+    assert suffix is not None
+    assert suffix.size == 1
+    prompt = continued(parent([1, 50, 2, 9, 1, 99, 2], generated=2), whole, turn, suffix)
     assert prompt is not None
     assert prompt.tolist() == [1, 50, 2, 9, 1, 99, 2, 9, 1, 70, 2, 9, 1]
 
 
 def test_a_turn_that_is_no_exact_prefix_is_not_continued() -> None:
     turn, whole = pack_token_ids([1, 50, 2]), pack_token_ids([1, 51, 2, 3])
-    glue = Glue.of(turn, 2)
-    assert glue is not None
-    assert continued(parent([1, 50, 2]), whole, turn, glue) is None
-    assert continued(parent([1, 50, 2]), turn[:2], turn, glue) is None
+    suffix = TurnSuffix.of(turn, 2)
+    assert suffix is not None
+    assert continued(parent([1, 50, 2]), whole, turn, suffix) is None
+    assert continued(parent([1, 50, 2]), turn[:2], turn, suffix) is None
 
 
-def test_the_glue_of_two_renderings_is_compared_by_value() -> None:
+def test_the_suffixes_of_two_renderings_is_compared_by_value() -> None:
     wide = pack_token_ids([2**40, 2, 9])
-    assert Glue.of(pack_token_ids([5, 2, 9]), 2) == Glue.of(wide, 2)
-    assert Glue.of(pack_token_ids([5, 2, 9]), 2) != Glue.of(pack_token_ids([5, 2, 8]), 2)
-    assert Glue.of(pack_token_ids([5, 9]), 2) is None
-    assert Glue.of(pack_token_ids([2, 5, 2]), 2) == Glue(2, b"")
+    assert TurnSuffix.of(pack_token_ids([5, 2, 9]), 2) == TurnSuffix.of(wide, 2)
+    assert TurnSuffix.of(pack_token_ids([5, 2, 9]), 2) != TurnSuffix.of(pack_token_ids([5, 2, 8]), 2)
+    assert TurnSuffix.of(pack_token_ids([5, 9]), 2) is None
+    assert TurnSuffix.of(pack_token_ids([2, 5, 2]), 2) == TurnSuffix(2, b"")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_conversation_is_cut_behind_a_turn_without_being_changed() -> None:
     body = {"messages": TURNS, "tools": [{}], "model": "m"}
     cut = turn_only(body, 3)
     assert cut == {"messages": TURNS[:4], "tools": [{}], "model": "m", "add_generation_prompt": False}
-    other = with_other_words(body, 3)
+    other = with_placeholder_answer(body, 3)
     assert other["messages"][:3] == TURNS[:3]
     assert other["messages"][3]["role"] == "assistant"
     assert other["messages"][3]["content"]

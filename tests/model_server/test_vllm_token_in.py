@@ -119,7 +119,7 @@ CALLED: dict[str, Any] = {
 RESULT = {"role": "tool", "tool_call_id": "k1", "content": "sunny"}
 
 
-async def test_a_tool_call_that_was_cut_at_a_token_of_the_glue_stays_text() -> None:
+async def test_a_tool_call_that_was_cut_at_a_token_of_the_suffix_stays_text() -> None:
     # cut behind its line end, and the server says "tool_calls": the line end of the template is no end of a turn
     line_end = 3
     model = FakeVllm([[*spelled("CALL {}"), line_end], [*spelled("fine"), END], [*spelled("fine"), END]])

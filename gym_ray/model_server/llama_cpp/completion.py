@@ -143,7 +143,7 @@ class CompletionReader:
             cut = ", and it says that it cut the prompt" if self._truncated else ""
             return reason, f"{sent} prompt tokens were sent, the engine evaluated {usage.prompt_tokens}{cut}"
         if len(tokens) != usage.completion_tokens:
-            return IDS_MISSING, f"the engine predicted {usage.completion_tokens} tokens and told {len(tokens)}"
+            return IDS_MISSING, f"the engine predicted {usage.completion_tokens} tokens and reported {len(tokens)}"
         if not self._is_aligned():
             return LOG_PROB_MISSING, f"{len(tokens)} tokens have {len(self._log_probs)} log probabilities"
         if any(value is None for _, value in self._log_probs):

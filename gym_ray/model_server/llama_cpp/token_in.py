@@ -1,9 +1,9 @@
-"""A continuation as the exact tokens of its parent, wherever the parent's turn reads back exactly as it was generated.
+"""Builds the prompt of a continuation from the exact tokens of its parent, where the parent's turn reads back exactly.
 
 A text has many tokenisations. Tokenised anew, a turn of the model can become other tokens than those it sampled, and
-then nothing proves that the next prompt continues them. So the parent's tokens themselves are sent, followed by the
-tokens of what came after. That is allowed only where they say, marker for marker and text for text, what the new prompt
-says up to the end of the parent's turn.
+then nothing proves that the next prompt continues them. So the parent's own tokens are sent, followed by the tokens of
+what came after. That is allowed only if the parent's tokens spell, marker for marker and text for text, the new prompt
+up to the end of the parent's turn.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class _Segments:
 async def _say(
     said: _Segments, rendered: _Segments, texts: Sequence[str], separator: int, detokenize: Detokenize
 ) -> bool:
-    """Whether every segment of ``said`` has its text; the tokens that were rendered from it surely have.
+    """Whether every segment of ``said`` has its text. A segment with the tokens that were rendered has it.
 
-    All that differ are turned into text at once, joined by a control token whose name none of the texts holds: so the
-    text can be split in one way only.
+    All others are turned into text at once, joined by a control token whose name is in none of the texts, so that the
+    result cannot be split in two ways.
     """
     wanted: list[str] = []
     tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""What a client of a captured call sees: what it would have seen without the capture.
+"""Shows a client of a captured call exactly what it would have seen without the capture.
 
 The engine is asked for ids, log probabilities and usage that the client may not have asked for. They are set to null
 where the server itself writes null for those who do not ask, and left out where only a patched server has them.

@@ -1,8 +1,8 @@
-"""Where a conversation goes on behind its parent's exact tokens, as a server's own rendering shows it.
+"""Finds where a conversation goes on behind its parent's exact tokens, from how the server renders it.
 
-Rendering history anew may spell the same text with other tokens. So the rendered conversation only says what stands
-behind the parent's turn; the parent's own tokens stand in for everything before. What the template puts behind the
-end-of-turn token has to be known exactly: a prompt with a doubled or a missing piece is one the model never sees.
+Rendering a history anew may give other tokens for the same text. So only what follows the parent's turn is taken from
+the rendering; the parent's own tokens replace everything before it. What the template puts behind the end-of-turn token
+must be known exactly: with a piece of it doubled or missing, the prompt would be one that the model never sees.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, join_tokens, starts_with
 
-__all__ = ["Glue", "common_end", "continued", "last_turn", "may_continue", "turn_only", "with_other_words"]
+__all__ = ["TurnSuffix", "common_end", "continued", "last_turn", "may_continue", "turn_only", "with_placeholder_answer"]
 
 _ENDS: Final = ("eos", "")
-"""How a parent may have ended. One with tool calls need not say it; its last token is then proven by rendering."""
-_OTHER_WORDS: Final = "These words stand in for an answer."
+"""How a parent may have ended. "" is a parent with tool calls; rendering then proves what its last token is."""
+_PLACEHOLDER_ANSWER: Final = "These words stand in for an answer."
 _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (None, 1),
     "add_generation_prompt": (None, True),
@@ -31,7 +31,7 @@ _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Glue:
+class TurnSuffix:
     """What a template puts behind an end-of-turn token.
 
     Attributes:
@@ -43,7 +43,7 @@ class Glue:
     behind: bytes
 
     @classmethod
-    def of(cls, turn: TokenArray, end: int) -> Glue | None:
+    def of(cls, turn: TokenArray, end: int) -> TurnSuffix | None:
         """Return what stands behind the last ``end`` of a rendered conversation; None when there is no ``end``."""
         found = (turn == end).nonzero()[0]
         return cls(end, turn[int(found[-1]) + 1 :].astype("<u8").tobytes()) if found.size else None
@@ -64,8 +64,8 @@ def may_continue(body: Mapping[str, Any], parent: ParentTokens) -> bool:
 def last_turn(body: Mapping[str, Any]) -> int | None:
     """Return the index of the assistant message that a parent's answer ends with; None when it cannot be told.
 
-    It is the last one, unless that says nothing. An empty turn behind an answer changes nothing of what a conversation
-    is recognised by (B37), and what stands between the two would be lost with it.
+    It is the last one, or None if the last one is empty: an empty turn does not change what a conversation is
+    recognised by (B37), so the parent's answer may be an earlier turn, and what follows that would be lost.
     """
     messages = body.get("messages")
     for index, message in reversed([*enumerate(messages)] if isinstance(messages, list) else []):
@@ -87,14 +87,14 @@ def turn_only(body: Mapping[str, Any], at: int) -> dict[str, Any]:
     return {**body, "messages": body["messages"][: at + 1], "add_generation_prompt": False}
 
 
-def with_other_words(body: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return the request cut behind message ``at``, which says something else.
+def with_placeholder_answer(body: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the request cut behind message ``at``, with a placeholder as the text of that message.
 
-    What a template puts behind a turn does not depend on its words: what this request's rendering has behind the
-    end-of-turn token in common with the true one is the template's.
+    What a template puts behind a turn does not depend on the turn's text. So what this rendering and the true one have
+    in common behind the end-of-turn token comes from the template.
     """
     other = turn_only(body, at)
-    other["messages"] = [*other["messages"][:-1], {"role": "assistant", "content": _OTHER_WORDS}]
+    other["messages"] = [*other["messages"][:-1], {"role": "assistant", "content": _PLACEHOLDER_ANSWER}]
     return other
 
 
@@ -105,18 +105,18 @@ def common_end(one: TokenArray, other: TokenArray) -> int:
     return size - 1 - int(differing[-1]) if differing.size else size
 
 
-def continued(parent: ParentTokens, whole: TokenArray, turn: TokenArray, glue: Glue) -> TokenArray | None:
-    """Return the prompt: the parent's tokens, the template's glue, and what follows the turn.
+def continued(parent: ParentTokens, whole: TokenArray, turn: TokenArray, suffix: TurnSuffix) -> TokenArray | None:
+    """Return the prompt: the parent's tokens, the template's suffix, and what follows the parent's turn.
 
     Args:
         parent: The proven parent.
         whole: The whole conversation, rendered.
         turn: The conversation up to the parent's turn, rendered.
-        glue: What stands behind the end of the turn.
+        suffix: What stands behind the end of the turn.
 
     Returns:
         None when the turn is no exact prefix of the whole.
     """
     if not starts_with(whole, turn):
         return None
-    return join_tokens([parent.token_ids, whole[turn.size - glue.size :]])
+    return join_tokens([parent.token_ids, whole[turn.size - suffix.size :]])

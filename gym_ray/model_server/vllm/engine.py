@@ -1,6 +1,6 @@
 """What a vLLM server needs beyond forwarding: settings laid under requests, two answers made in its place (A171).
 
-A request that asks for exact tokens takes a way of its own; every other one goes out and comes back as it would anyway.
+A request for exact tokens is sent by :class:`VllmTokenCalls`; every other one is forwarded without a change.
 """
 
 from __future__ import annotations

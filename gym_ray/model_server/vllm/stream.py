@@ -1,7 +1,7 @@
-"""A captured stream on its way to the client: every chunk is read, and shows only what the client asked for.
+"""Relays a captured stream: every chunk is read, and shows the client only what it asked for.
 
-Nothing waits: what is complete in the bytes that came goes out before more are read, and no more than one open event is
-held. Events that need no change keep their bytes, comments and unreadable ones among them.
+Nothing waits: whole events go out before more bytes are read, and at most one open event is held. Events that need no
+change keep their bytes, and so do comments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tokens in, tokens out on a stock vLLM server that was started with ``--enable-scale-out``.
 
 A call that continues a proven parent is rendered, generated and derendered by three requests, so that the very tokens
-of the parent go in. Where the rendering does not prove where the parent's turn ends, the call stays one of text. No
-failure of a request is passed over: it is named, and nothing is tried in its place.
+of the parent go in. Where the rendering does not prove where the parent's turn ends, the call stays one of text. If one
+of the requests fails, the call fails with an error that names it; nothing is tried in its place.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from gym_ray import exact_json
 from gym_ray.errors import EngineError, UnsupportedRequestError
-from gym_ray.model_server.aside import aside
+from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.continuation import (
-    Glue,
+    TurnSuffix,
     common_end,
     continued,
     last_turn,
     may_continue,
     turn_only,
-    with_other_words,
+    with_placeholder_answer,
 )
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
@@ -39,7 +39,7 @@ _NOT_RENDERED: Final = ("stream", "stream_options", "return_token_ids")
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 _BYTES_PER_TOKEN: Final = 4
 """About what a token takes in a request, as text or as a number."""
-_KEPT_GLUES: Final = 256
+_KEPT_SUFFIXES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class TokenIn:
     def __init__(self, upstream: UpstreamEngine, served_model: str) -> None:
         self._upstream = upstream
         self._served_model = served_model
-        self._proven: OrderedDict[Glue, None] = OrderedDict()
+        self._proven: OrderedDict[TurnSuffix, None] = OrderedDict()
 
     async def continuation(self, body: Mapping[str, Any], parent: ParentTokens) -> Continuation | None:
         """Return how a request continues its parent, None where that cannot be proven or the request is not plain.
@@ -100,13 +100,13 @@ class TokenIn:
             return None  # images and sounds: their placeholders belong to this rendering
         whole, turn = _ids(rendered), _ids(await self._post(_RENDER, turn_only(chat, at), size))
         end = int(parent.token_ids[-1])
-        glue = Glue.of(turn, end)
-        if glue is None:
+        suffix = TurnSuffix.of(turn, end)
+        if suffix is None:
             return None
         unsure = None if parent.ended_by else turn
-        if not await self._is_the_templates(glue, unsure, with_other_words(chat, at), size):
+        if not await self._is_the_templates(suffix, unsure, with_placeholder_answer(chat, at), size):
             return None
-        prompt = continued(parent, whole, turn, glue)
+        prompt = continued(parent, whole, turn, suffix)
         request = None if prompt is None else _generation(rendered, chat, prompt, whole)
         return None if prompt is None or request is None else Continuation(prompt, request, chat)
 
@@ -129,43 +129,43 @@ class TokenIn:
         return Generated(answer, await self._post(_DERENDER, derender, size))
 
     async def _is_the_templates(
-        self, glue: Glue, unsure_turn: TokenArray | None, other_words: Mapping[str, Any], size: int
+        self, suffix: TurnSuffix, unsure_turn: TokenArray | None, placeholder: Mapping[str, Any], size: int
     ) -> bool:
-        """Whether the template, and not the parent's words, puts this behind the end of a turn; asked once a glue.
+        """Whether this comes behind a turn because of the template, not of the parent; asked once for each suffix.
 
         Args:
-            glue: What stands behind the last token of the parent.
-            unsure_turn: The parent's turn, rendered, where nobody said that its last token ends a turn. A call that was
-                cut may end in a token of the glue itself, such as a line end; so its last token has to be the first of
-                all that the template puts there.
-            other_words: The request, its turn saying something else.
+            suffix: What stands behind the last token of the parent.
+            unsure_turn: The parent's turn, rendered, if the engine did not say that its last token ends the turn. A
+                call that was cut may end in a token of the suffix, such as a line end; so its last token must be the
+                first one that the template puts there.
+            placeholder: The request with a placeholder as the text of the turn.
             size: About how large it is, in bytes.
         """
-        if glue in self._proven:
-            self._proven.move_to_end(glue)
+        if suffix in self._proven:
+            self._proven.move_to_end(suffix)
             return True
         try:
-            other = _ids(await self._post(_RENDER, other_words, size))
+            other = _ids(await self._post(_RENDER, placeholder, size))
         except EngineError as error:
             # The client did not send this request, so it is not the client's failure; the call stays one of text.
-            _log.warning("a call is not continued from tokens, for the end of a turn cannot be proven: %s", error)
+            _log.warning("a call is not continued from tokens, because the end of its turn cannot be proven: %s", error)
             return False
-        if Glue.of(other, glue.end) != glue:
+        if TurnSuffix.of(other, suffix.end) != suffix:
             return False
-        if unsure_turn is not None and common_end(unsure_turn, other) != glue.size + 1:
+        if unsure_turn is not None and common_end(unsure_turn, other) != suffix.size + 1:
             return False
-        self._proven[glue] = None
-        if len(self._proven) > _KEPT_GLUES:
+        self._proven[suffix] = None
+        if len(self._proven) > _KEPT_SUFFIXES:
             self._proven.popitem(last=False)
         return True
 
     async def _post(self, path: str, body: Mapping[str, Any], size_bytes: int) -> dict[str, Any]:
-        raw = await aside(size_bytes, lambda: _encoded(body))
+        raw = await off_loop(size_bytes, lambda: _encoded(body))
         reply = await self._upstream.post_at_root(path, raw)
         answer = await reply.read()
         if reply.status >= 400:
             raise _refusal(path, reply.status, answer)
-        parsed = await aside(len(answer), lambda: exact_json.loads_object(answer))
+        parsed = await off_loop(len(answer), lambda: exact_json.loads_object(answer))
         if parsed is None:
             raise EngineError(f"the server's {path} answered {reply.status} with something that is no JSON object")
         return parsed

@@ -1,8 +1,8 @@
-"""Calls of which a vLLM server has to say the exact tokens: how it is asked, and what reaches the client.
+"""Asks a vLLM server for the exact tokens of calls, and gives clients the answers that they asked for.
 
-The answer flows as it would without: what is streamed stays streamed, and what the client did not ask for is taken out
-of every chunk. A call that continues its parent's tokens on a stock server is the exception: nothing turns tokens into
-the chunks of an answer one by one, so its answer is told as a stream once it is whole.
+A streamed answer stays streamed, and what the client did not ask for is taken out of every chunk. The exception is a
+call that continues its parent's tokens on a stock server: the server cannot turn tokens into a stream of chunks, so a
+client that streams gets the whole answer as a stream once it is complete.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gym_ray.dialects.frames import event_frame
 from gym_ray.dialects.replay import replay_frames
 from gym_ray.dialects.sse import parse_objects
 from gym_ray.errors import EngineError, UnsupportedRequestError
-from gym_ray.model_server.aside import aside
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.headers import JSON_HEADERS, SSE_HEADERS
 from gym_ray.model_server.heavy_bodies import HeavyBody
+from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.client_view import ClientView
 from gym_ray.model_server.vllm.continuation import last_turn
@@ -61,7 +61,7 @@ class TokenBehaviour:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """One call under way; ``body`` is the client's, the server's settings laid under it."""
+    """One call under way; ``body`` is the client's, with this server's settings as defaults."""
 
     request: EngineRequest
     body: Mapping[str, Any]
@@ -133,7 +133,7 @@ class VllmTokenCalls:
 
     async def _whole(self, call: _Call, reply: EngineAnswer) -> EngineAnswer:
         raw = await reply.read()
-        shown, told = await aside(len(raw), lambda: _read(raw, call))
+        shown, told = await off_loop(len(raw), lambda: _read(raw, call))
         outcome = call.proven(told)
         self._check(call, outcome)
         headers = reply.headers if shown is raw else [pair for pair in reply.headers if pair[0] != "content-length"]
@@ -146,9 +146,9 @@ class VllmTokenCalls:
         self._check(call, outcome)
         size = 8 * continuation.prompt.size
         if call.request.stream:
-            text = await aside(size, lambda: _as_stream(generated, call.view))
+            text = await off_loop(size, lambda: _as_stream(generated, call.view))
             return EngineAnswer.of_bytes(200, list(SSE_HEADERS), text, tokens=lambda: outcome)
-        text = await aside(size, lambda: _written(_shown_chat(generated, call.view)))
+        text = await off_loop(size, lambda: _written(_shown_chat(generated, call.view)))
         return EngineAnswer.of_bytes(200, list(JSON_HEADERS), text, tokens=lambda: outcome)
 
     def _check(self, call: _Call, outcome: TokenOutcome) -> None:
@@ -158,7 +158,7 @@ class VllmTokenCalls:
 
 
 class _PrefixGuard:
-    """Compares the prompt of a stream with what went in, once and before any of its words is served."""
+    """Compares the prompt of a stream with the tokens that went in, once and before any content is served."""
 
     def __init__(self, prefix: SuppliedPrefix | None, tokens: ChatTokenStream) -> None:
         self._prefix, self._tokens = prefix, tokens
@@ -168,15 +168,14 @@ class _PrefixGuard:
         if prefix is None or (prompt is None and not ended):
             return ""
         self._prefix = None
-        problem = "the engine told no prompt ids" if prompt is None else prefix.problem(prompt)
+        problem = "the engine reported no prompt ids" if prompt is None else prefix.problem(prompt)
         return _mismatch(problem) if problem else ""
 
 
 def _with_usage(call: _Call) -> dict[str, Any]:
     """Return the client's stream options, the usage at the end asked for.
 
-    Where the client did not ask for it, nothing else may come of it: its wish for the usage in every chunk counts only
-    together with the one at the end.
+    If the client did not ask for it, its wish for the usage in every chunk has no effect, and must not get one now.
     """
     own = call.body.get("stream_options")
     options = {**(own if isinstance(own, Mapping) else {}), "include_usage": True}
@@ -248,7 +247,7 @@ async def _encoded(call: _Call, added: Mapping[str, Any]) -> bytes:
     try:
         if isinstance(body, HeavyBody):
             return await body.replaced(added)
-        return await aside(len(call.request.raw), lambda: exact_json.dumps({**body, **added}))
+        return await off_loop(len(call.request.raw), lambda: exact_json.dumps({**body, **added}))
     except ValueError as error:
         raise UnsupportedRequestError(f"request body: {error}; token ids could not be asked for") from None
 

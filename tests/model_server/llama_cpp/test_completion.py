@@ -153,8 +153,8 @@ def test_how_a_generation_ended(changes: dict[str, Any], ended_by: str) -> None:
     [
         ({"tokens_evaluated": 6}, "usage_mismatch", "5 prompt tokens were sent, the engine evaluated 6"),
         ({"truncated": True}, "usage_mismatch", "and it says that it cut the prompt"),
-        ({"tokens_predicted": 4}, "ids_missing", "the engine predicted 4 tokens and told 3"),
-        ({"tokens": None}, "ids_missing", "the engine predicted 3 tokens and told 0"),
+        ({"tokens_predicted": 4}, "ids_missing", "the engine predicted 4 tokens and reported 3"),
+        ({"tokens": None}, "ids_missing", "the engine predicted 3 tokens and reported 0"),
         ({"completion_probabilities": None}, "log_prob_missing", "3 tokens have 0 log probabilities"),
         ({"completion_probabilities": LAST["completion_probabilities"][:2]}, "log_prob_missing", "have 2 log"),
         (

@@ -328,7 +328,7 @@ async def test_a_stream_whose_ids_are_not_all_told_masks_its_rollout_and_says_wh
     assert snapshot.incomplete
     assert snapshot.packed == ()
     (said,) = one.said
-    numbers = f"the engine predicted {said.counters[1]} tokens and told {len(said.tokens)}"
+    numbers = f"the engine predicted {said.counters[1]} tokens and reported {len(said.tokens)}"
     assert ("ids_missing", numbers) in [(problem.reason, problem.detail) for problem in snapshot.problems]
 
 
