@@ -15,7 +15,7 @@ from gym_ray.model_server.vllm.stream import ClientStream, EventBytes
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 EVERYTHING = ClientView(ids=True, log_probs=True, usage=True, experts=True)
 NOTHING = ClientView()
 

@@ -29,7 +29,7 @@ from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest, recorde
 from gym_ray.testing.script import ScriptedAnswer
 
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}
-TOO_LONG = json.loads((Path(__file__).parents[1] / "recordings/vllm_0_32/chat_too_long.json").read_text())
+TOO_LONG = json.loads((Path(__file__).parents[2] / "recordings/vllm_0_32/chat_too_long.json").read_text())
 USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": USER},

@@ -30,7 +30,7 @@ from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 ROLLOUT = "r-0"
 PREFIX = f"/ng-rollout/{ROLLOUT}/training-token-capture"
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from gym_ray.model_server.vllm.client_view import ClientView
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 
 
 def recorded(name: str) -> dict[str, Any]:

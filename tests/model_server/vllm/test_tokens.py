@@ -24,7 +24,7 @@ from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untr
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens
 from gym_ray.token_id_capture.packed import pack_token_ids
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 USER = {"role": "user", "content": "hi"}
 
 

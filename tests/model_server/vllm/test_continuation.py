@@ -20,7 +20,7 @@ from gym_ray.model_server.vllm.continuation import (
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 TURNS = [
     {"role": "user"},
     {"role": "assistant", "tool_calls": [{}]},

@@ -24,7 +24,7 @@ from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.extras import WeightSpan
 from gym_ray.token_id_capture.packed import pack_token_ids
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/vllm_0_32"
+RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 CHAT_ROUTE, RENDER, GENERATE, DERENDER = (
     "/v1/chat/completions",
     "/v1/chat/completions/render",
