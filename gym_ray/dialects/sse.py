@@ -20,6 +20,7 @@ __all__ = [
     "ESCAPED",
     "Event",
     "EventScanner",
+    "WholeEvents",
     "blank_lines",
     "cut_events",
     "event_name",
@@ -128,35 +129,53 @@ def _read_block(block: bytes) -> tuple[bytes, bytes] | None:
     return field or b"", b"\n".join(lines)
 
 
-class EventScanner:
-    """Turns chunks of a stream into events, in time linear in the bytes, however they are cut.
+class WholeEvents:
+    """Collects the chunks of a stream until events are whole, in time linear in the bytes, however they are cut.
 
-    What has no end yet is kept as the very chunks it came in.
+    What has no end yet is kept as the very chunks it came in. All texts that are returned, joined, are the stream.
     """
 
-    __slots__ = ("_before", "_open", "_started")
+    __slots__ = ("_before", "_open")
 
     def __init__(self) -> None:
         self._open: list[bytes] = []  # the bytes of the open event
         self._before = b""
-        self._started = False
 
-    def feed(self, chunk: bytes) -> list[Event]:
-        """Take the next bytes and return the events whose blank line is now complete, in order."""
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes and return the text of the events whose blank line is now complete; b"" if none is."""
         _, end = blank_lines(self._before, chunk)
         if not end:
             self._open.append(chunk)
             self._before = chunk[-1:] or self._before
-            return []
+            return b""
         text = b"".join([*self._open, chunk[:end]])
         rest = chunk[end:]
         self._open, self._before = [rest], rest[-1:]
-        return self._cut(text)
+        return text
+
+    def close(self) -> bytes:
+        """End the stream and return what has no blank line behind it."""
+        text, self._open = b"".join(self._open), []
+        return text
+
+
+class EventScanner:
+    """Turns chunks of a stream into events, in time linear in the bytes, however they are cut."""
+
+    __slots__ = ("_started", "_whole")
+
+    def __init__(self) -> None:
+        self._whole = WholeEvents()
+        self._started = False
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Take the next bytes and return the events whose blank line is now complete, in order."""
+        text = self._whole.feed(chunk)
+        return self._cut(text) if text else []
 
     def close(self) -> list[Event]:
         """End the stream and return the last event if its blank line never came (A80)."""
-        text, self._open = b"".join(self._open), []
-        return self._cut(text)
+        return self._cut(self._whole.close())
 
     def _cut(self, text: bytes) -> list[Event]:
         if not self._started:

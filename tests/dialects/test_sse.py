@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
-from gym_ray.dialects.sse import Event, EventScanner, blank_lines, cut_events, parse_objects
+from gym_ray.dialects.sse import Event, EventScanner, WholeEvents, blank_lines, cut_events, parse_objects
 from gym_ray.dialects.terminal import TerminalScanner, classify
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -192,13 +192,23 @@ def test_one_huge_event_is_read_piece_by_piece(piece: int) -> None:
     scanner, terminal = EventScanner(), TerminalScanner(CHAT)
     for chunk in chunks[:-1]:  # of what is pending, a feed sees only these few last bytes
         assert scanner.feed(chunk) == []
-        assert len(scanner._before) == 1
+        assert len(scanner._whole._before) == 1
         assert terminal.feed(chunk) is None
         assert len(terminal._tail) < 32
-    for kept in (scanner._open, terminal._open):  # and keeps the very chunks
+    for kept in (scanner._whole._open, terminal._open):  # and keeps the very chunks
         assert all(mine is chunk for mine, chunk in zip(kept, chunks[:-1], strict=True))
     huge, done = [*scanner.feed(chunks[-1]), *scanner.close()]
     assert (huge.done, done.done) == (False, True)
     assert len(huge.data) > 2**24
     assert terminal.feed(chunks[-1]) == "complete"
     assert terminal._open == []
+
+
+def test_no_more_than_the_open_event_is_held() -> None:
+    whole = WholeEvents()
+    event = b"data: " + b"x" * 1000 + b"\n\n"
+    for _ in range(100):
+        assert whole.feed(event + event[:10]) == event
+        assert sum(map(len, whole._open)) == 10
+        assert whole.feed(event[10:]) == event
+        assert sum(map(len, whole._open)) == 0

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from gym_ray import exact_json
-from gym_ray.dialects.sse import BOM, blank_lines, cut_events, parse_payload
+from gym_ray.dialects.sse import BOM, WholeEvents, cut_events, parse_payload
 from gym_ray.errors import EngineError
 from gym_ray.model_server.vllm.client_view import ClientView
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 
-__all__ = ["ClientStream", "EventBytes"]
+__all__ = ["ClientStream", "whole_events"]
 
 _BETWEEN: Final = re.compile(rb"(?>\r\n|\n|\r){2,}")
 """What ends an event: line ends that follow each other; one CRLF is a single one."""
@@ -24,37 +24,8 @@ _BETWEEN_LF: Final = re.compile(rb"\n{2,}")
 """The same where no CR is; looking for one byte is faster."""
 
 
-class EventBytes:
-    """Cuts the chunks of a stream into the bytes of whole events, in time linear in the bytes.
-
-    The pieces, joined, are the stream: blank lines and comments stay with the event they stand at.
-    """
-
-    __slots__ = ("_before", "_open")
-
-    def __init__(self) -> None:
-        self._open: list[bytes] = []
-        self._before = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes and return the events whose blank line is now complete, in order."""
-        _, end = blank_lines(self._before, chunk)
-        if not end:
-            self._open.append(chunk)
-            self._before = chunk[-1:] or self._before
-            return []
-        text = b"".join([*self._open, chunk[:end]])
-        rest = chunk[end:]
-        self._open, self._before = [rest], rest[-1:]
-        return list(_pieces(text))
-
-    def close(self) -> bytes:
-        """End the stream and return what has no blank line behind it."""
-        rest, self._open = b"".join(self._open), []
-        return rest
-
-
-def _pieces(text: bytes) -> Iterator[bytes]:
+def whole_events(text: bytes) -> Iterator[bytes]:
+    """Yield the text in pieces that each end behind a blank line: one event each, with its comments."""
     start = 0
     between = _BETWEEN if b"\r" in text else _BETWEEN_LF
     for found in between.finditer(text):
@@ -82,7 +53,7 @@ class ClientStream:
         refusal: Callable[[bool], str] = lambda _ended: "",
     ) -> None:
         self._chunks, self._tokens, self._view, self._refusal = chunks, tokens, view, refusal
-        self._events = EventBytes()
+        self._whole = WholeEvents()
         self._ended = False
 
     def __aiter__(self) -> ClientStream:
@@ -96,10 +67,10 @@ class ClientStream:
         """
         while not self._ended:
             try:
-                pieces = self._events.feed(await anext(self._chunks))
+                pieces = list(whole_events(self._whole.feed(await anext(self._chunks))))
             except StopAsyncIteration:
                 self._ended = True
-                pieces = [self._events.close()]
+                pieces = [self._whole.close()]
             shown = b"".join(_shown(piece, self._tokens, self._view) for piece in pieces)
             if problem := self._refusal(self._ended):
                 raise EngineError(problem)

@@ -11,7 +11,7 @@ import pytest
 
 from gym_ray.errors import EngineError
 from gym_ray.model_server.vllm.client_view import ClientView
-from gym_ray.model_server.vllm.stream import ClientStream, EventBytes
+from gym_ray.model_server.vllm.stream import ClientStream
 from gym_ray.token_id_capture.adapters.vllm_stream import ChatTokenStream
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 
@@ -174,23 +174,3 @@ async def test_a_chunk_that_cannot_be_written_again_is_an_error_and_no_leak() ->
     assert await shown(text.replace(b"[1]", b"null")) == text.replace(b"[1]", b"null")
     with pytest.raises(EngineError, match="nested too deeply"):
         await shown(text)
-
-
-def test_no_more_than_one_open_event_is_held() -> None:
-    events = EventBytes()
-    event = said({"choices": [], "text": "x" * 1000})
-    for _ in range(100):
-        assert events.feed(event + event[:10]) in ([event], [event[:10] + event])
-        assert sum(map(len, events._open)) == 10
-        assert events.feed(event[10:]) == [event]
-        assert sum(map(len, events._open)) == 0
-
-
-def test_a_very_long_event_is_cut_in_linear_time() -> None:
-    events = EventBytes()
-    piece = b"a" * 4096
-    assert events.feed(b"data: ") == []
-    for _ in range(4096):  # 16 MiB (B07); searching the open event again would take minutes
-        assert events.feed(piece) == []
-    (event,) = events.feed(b"\n\n")
-    assert len(event) == 6 + 4096 * 4096 + 2
