@@ -1,7 +1,7 @@
 """The block ``token_id_capture``: whether exact tokens are captured, where they go, and what a run does with them.
 
-A key that is not known is refused even while capture is off, so that no switch is misspelled for weeks. What cannot
-work together is refused before anything starts, in a fixed order (B126, B127).
+An unknown key is refused even while capture is off, so that a misspelled switch is found at once. Settings that cannot
+work together are refused before anything starts, in a fixed order (B126, B127).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From the records of one rollout to its trajectory, with a verdict: deliver or mask, and why (B119, B120).
 
-A rollout is masked whenever anything about it is unproved. What a capture holds never raises here: one that cannot be
-read or built becomes a masked build that says so, because one bad rollout must not end a run. Reading may freeze a
-capture; nothing here drops one.
+A rollout is masked whenever anything about it is unproved. Nothing that a capture holds makes these functions raise: a
+capture that cannot be read or built gives a masked build with the error, because one bad rollout must not end a run.
+Reading may freeze a capture; nothing here removes one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a model server holds to capture exact tokens: one object a process, one a call (B76-B92).
 
-Before the engine is asked, the parent is looked up and the call is noted; only the note may refuse a call. From then on
-nothing raises: a call whose tokens cannot be kept makes its rollout incomplete, durably and with a reason, and its
-client has its answer. A call that is cancelled does nothing more: its note stays, and says that tokens may be missing.
+Before the engine is asked, the parent is looked up and the call is noted durably; only a failed note may refuse a call.
+From then on nothing raises: if the tokens of a call cannot be kept, its rollout is marked incomplete, durably and with
+a reason, and the client still gets its answer. The note of a cancelled call stays, and says that tokens may be missing.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ class TokenCapture:
         return call
 
     def mark_soon(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Take over that a rollout may have lost tokens, without waiting for a disk (B78).
+        """Note that a rollout may have lost tokens, without waiting for the disk (B78).
 
-        The mark is made durable in the background and tried until it is, or until :meth:`aclose`. Whoever is about to
-        read the rollout asks :meth:`settled` first. Call it on the event loop.
+        The mark is written in the background, again and again until it is durable or :meth:`aclose` is called. Before
+        the rollout is read, await :meth:`settled`. Call this on the event loop.
 
         Raises:
             RuntimeError: This is closed.

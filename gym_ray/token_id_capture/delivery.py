@@ -1,7 +1,7 @@
-"""Puts exact tokens of a finished rollout into its record, and lets go of the capture when that is safe (B121-B124).
+"""Puts the exact tokens of a finished rollout into its record, and removes the capture when that is safe (B121-B124).
 
-Finalising never raises and never retires: an unproved rollout is masked and keeps its evidence, whatever happened.
-Retiring is a step of its own, for whoever knows that the record is durable.
+Finalising never raises and never removes anything: an unproved rollout is masked and keeps its evidence. Retiring is a
+separate step, for a caller that knows that the record is durable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a call's tokens are to an engine: the proven parent that goes in, and the outcome that comes back.
+"""What passes between token capture and an engine: the proven parent's tokens go in, the call's exact tokens come back.
 
-An engine says either exactly what it consumed and sampled, or why that cannot be known. There is no third answer: a
-guess would become a training row.
+An engine reports either exactly what it consumed and sampled, or why that cannot be known. It must never guess: a guess
+would become a training row.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Untrainable:
     """The call was answered, but its tokens cannot be used.
 
     Attributes:
-        reason: A code, one of this module's constants.
+        reason: A code of :mod:`gym_ray.token_id_capture.reasons`.
         detail: The numbers behind it, for the reader.
         prefix_requested: The engine was asked to reuse the parent's tokens.
     """

@@ -1,7 +1,7 @@
 """The records of a rollout with their arrays in one buffer, each call's tokens behind those of the call it continues.
 
-A chain of deltas is then a stretch of that buffer: the row made of it is a view and costs nothing. It also spares the
-three small objects that each array of its own brings along. No value and no order of records is changed.
+A chain of deltas is then one stretch of that buffer, so the row that is made of it is a view and needs no copy. It also
+saves the overhead of separate arrays. No value and no order of records is changed.
 """
 
 from __future__ import annotations

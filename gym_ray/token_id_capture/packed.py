@@ -1,8 +1,8 @@
 """A token record with arrays: what stores, resolvers and builders hold, 4 bytes an id instead of 36.
 
 It is the same record as :class:`~gym_ray.token_id_capture.records.TokenEntry`: what one refuses the other refuses, in
-the same words. A stored line normally becomes one without a Python object per token that outlives the call; a line
-that spells its numbers unusually takes the way through TokenEntry.
+the same words. A stored line normally becomes one without keeping a Python object for each token; a line
+with unusual types is read through TokenEntry.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {
     **{str(s): s for s in ParentResolutionStatus},
 }
 _NONE: Final = type(None)
-# The types that a field has when nothing needs converting; a record with any other takes the long way.
+# The types of fields that need no conversion; a record with any other type is validated as a TokenEntry first.
 _EXACT_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "schema_version": (int,),
     "rollout_id": (str,),
@@ -135,7 +135,7 @@ class PackedEntry:
 
     @classmethod
     def _of_exact(cls, record: Mapping[str, Any]) -> PackedEntry | None:
-        """Return the packed record if it is in order as it stands, else None."""
+        """Return the packed record if it needs no conversion and is valid, else None."""
         if not _is_exact(record):
             return None
         try:

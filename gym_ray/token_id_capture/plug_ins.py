@@ -1,7 +1,6 @@
-"""Classes that settings name as ``module.path:ClassName``: loaded, made, and held against their protocol (B128).
+"""Loads classes that settings name as ``module.path:ClassName``, makes one, and checks its methods (B128).
 
-What is wrong is said with the key that names it, and no message shows what a class is made with: credentials of a
-store stand there.
+Errors name the key of the setting. No message shows the arguments of a class: they may hold credentials of a store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The contract's page of token records: one model call's exact tokens, and how they are hashed, linked and extracted.
 
 :class:`TokenEntry` is the public edge and holds lists; :mod:`gym_ray.token_id_capture.packed` is the same record with
-arrays, for everything inside. A record that contradicts itself must never come to life here: what it claims becomes a
-training row.
+arrays, for everything inside. A record that contradicts itself is refused, because what it claims becomes a training
+row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training row as a JSON object: the form in which rows stand in records, and in which they are shown."""
+"""A training row as a JSON object, as it is written into records and shown by commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The contract's functions of token capture: what stands in a context variable, and what is installed in a process.
+"""The contract's functions of token capture: the current call in a context variable, and the parts of a process.
 
-A model server of this project holds a :class:`~gym_ray.token_id_capture.call_capture.TokenCapture`; code written for
-the contract, and engines that commit their own tokens, come in here. Both follow the same rules
-(:mod:`gym_ray.token_id_capture.capturing.call_recorder`).
+They are for code that was written for the contract, and for engines that commit their own tokens. A model server of
+this project holds a :class:`~gym_ray.token_id_capture.call_capture.TokenCapture` instead. Both follow the same rules,
+those of :mod:`gym_ray.token_id_capture.capturing.call_recorder`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 
 class _Process:
-    """What the contract wants to be one in a process: installed parts and counters (B58, B81). Nothing else is."""
+    """What the contract demands once for each process: installed parts and counters (B58, B81)."""
 
     def __init__(self) -> None:
         self.sink: TokenSink | None = None
@@ -129,7 +129,7 @@ def prefix_supply_counts() -> PrefixCounts:
 
 
 def process_health() -> CaptureHealth:
-    """Return the counters behind both, for a server that shall count there."""
+    """Return the counters of this process, for a server that is to count in them."""
     return _process.health
 
 

@@ -1,8 +1,8 @@
 """``TokenCaptureStore``: the token records of a directory, one JSON line a call, as sink and as source (B60-B73).
 
 A record that was acknowledged survives the end of every process and a power cut; what was lost, or may have been, is
-named in the snapshot. The files can be written and read by any number of threads and processes at once, and what one
-of them wrote another goes on with.
+named in the snapshot. Any number of threads and processes can write and read the files at once, and each continues what
+another one wrote.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _Appender:
 class TokenCaptureStore:
     """The token records of one directory; a TokenSink with its extensions, and a TokenSource.
 
-    Threads and files are taken when they are first needed, and given back by :meth:`close`; what is asked of a closed
-    store takes them again.
+    Threads and files are opened when they are first needed, and closed by :meth:`close`; a closed store opens them
+    again when it is used.
 
     Args:
         root: The directory; created with its parents.

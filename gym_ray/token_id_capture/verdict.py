@@ -1,7 +1,8 @@
 """Whether a build may be trained on, and the numbers that say how it went (B120).
 
-A delivered end settles everything about it; without one, any doubt masks. A verdict is only ever about what was built:
-what a capture lost is added by whoever knows the capture.
+If the chain of the call that ended the rollout is delivered, doubts about other calls do not matter. Otherwise any
+doubt masks the rollout. The verdict covers what was built; :mod:`~gym_ray.token_id_capture.assembly` adds what was
+lost.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _OF_TERMINAL_CHAIN: Final = {
 JUDGED_BY_ROWS: Final = frozenset(
     {UNRESOLVED_PARENT_CALLS, UNRESOLVED_RETRIES, SEVERAL_ROOTS, SEVERAL_CHAINS, NOTHING_GENERATED}
 )
-"""Doubts about which chain counts, or about single chains: a row that is one chain answers them itself."""
+"""Doubts about which chain counts, or about single chains. They do not mask rows of which each is judged by itself."""
 
 
 def doubts_of(output: BuildOutput, attribution: TerminalAttribution, *, is_end_declared: bool) -> tuple[str, ...]:
