@@ -21,6 +21,7 @@ _ENDS: Final = ("eos", "")
 _PLACEHOLDER_ANSWER: Final = "These words stand in for an answer."
 _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (None, 1),
+    "documents": (None, []),  # templates put them in front, where the parent's tokens stand in for everything
     "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
     "echo": (None, False),

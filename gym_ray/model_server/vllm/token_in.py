@@ -26,6 +26,7 @@ from gym_ray.model_server.vllm.continuation import (
     turn_only,
     with_placeholder_answer,
 )
+from gym_ray.model_server.vllm.refusals import without_ids
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
 
@@ -164,7 +165,7 @@ class TokenIn:
         reply = await self._upstream.post_at_root(path, raw)
         answer = await reply.read()
         if reply.status >= 400:
-            raise _refusal(path, reply.status, answer)
+            raise _refusal(path, reply.status, without_ids(answer))
         parsed = await off_loop(len(answer), lambda: exact_json.loads_object(answer))
         if parsed is None:
             raise EngineError(f"the server's {path} answered {reply.status} with something that is no JSON object")

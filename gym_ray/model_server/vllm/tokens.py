@@ -25,6 +25,7 @@ from gym_ray.model_server.off_loop import off_loop
 from gym_ray.model_server.upstream import UpstreamEngine
 from gym_ray.model_server.vllm.client_view import ClientView
 from gym_ray.model_server.vllm.continuation import last_turn
+from gym_ray.model_server.vllm.refusals import without_ids
 from gym_ray.model_server.vllm.stream import ClientStream
 from gym_ray.model_server.vllm.token_in import Continuation, Generated, TokenIn
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
@@ -117,7 +118,7 @@ class VllmTokenCalls:
         raw = await _encoded(call, added)
         reply = await self._upstream.answer(replace(call.request, body={**call.body, **added}, raw=raw, tokens=None))
         if reply.status >= 400:
-            return reply
+            return reply if call.prefix is None else await _without_ids(reply)
         return self._streamed(call, reply) if _is_stream(reply) else await self._whole(call, reply)
 
     def _supplies_prefix(self, body: Mapping[str, Any]) -> bool:
@@ -182,6 +183,12 @@ def _with_usage(call: _Call) -> dict[str, Any]:
     if not call.view.usage:
         options.pop("continuous_usage_stats", None)
     return options
+
+
+async def _without_ids(refusal: EngineAnswer) -> EngineAnswer:
+    raw = without_ids(await refusal.read())
+    headers = [pair for pair in refusal.headers if pair[0] != "content-length"]
+    return EngineAnswer.of_bytes(refusal.status, headers, raw)
 
 
 def _mismatch(detail: str) -> str:

@@ -96,6 +96,7 @@ def test_which_parents_can_be_continued(ids: list[int], generated: int, ended_by
     "members",
     [
         {"n": 2},
+        {"documents": [{"text": "other ones than the parent's"}]},
         {"add_generation_prompt": False},
         {"continue_final_message": True},
         {"echo": True},

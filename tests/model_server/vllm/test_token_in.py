@@ -312,6 +312,19 @@ async def test_a_server_without_the_flag_is_told_which_one() -> None:
     assert link.paths == [CHAT_ROUTE, RENDER]
 
 
+ECHO = {"type": "missing", "loc": "body.new", "input": {"model": "served", "token_ids": [7, 2, 3, 10_001, 10_002]}}
+
+
+@pytest.mark.parametrize("path", [GENERATE, DERENDER])
+async def test_a_refusal_that_repeats_its_request_is_told_without_the_ids(path: str) -> None:
+    refusal = ScriptedAnswer([json.dumps({"error": {"message": f"1 validation error:\n {ECHO}"}}).encode()], 400)
+    async with linked_vllm(answered(model_of("cd"), path, refusal, 1), scale_out=True) as link:
+        with pytest.raises(EngineError, match="1 validation error") as failure:
+            await link.answer(SECOND, parent([7, END]))
+    assert "'token_ids': []" in failure.value.message
+    assert b"'token_ids': []" in failure.value.body
+
+
 REFUSED = ScriptedAnswer([b'{"error":{"message":"no such thing"}}'], 500)
 
 

@@ -17,7 +17,7 @@ from gym_ray.dialects.sse import parse_objects
 from gym_ray.errors import EngineError
 from gym_ray.model_server.engine import EngineRequest, TokenRequest
 from gym_ray.model_server.heavy_bodies import body_work, parse_heavy
-from gym_ray.testing.fake_upstream import recorded
+from gym_ray.testing.fake_upstream import UpstreamRequest, recorded
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untrainable
@@ -311,6 +311,24 @@ async def test_a_failed_proof_fails_the_call_where_that_is_wanted(stream: bool, 
         served, _ = await link.answer({**FIRST, "stream": stream})  # without a parent nothing is to be proven
     assert served.tokens is not None
     assert isinstance(served.tokens(), ExactTokens) is (told == "other ids")
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+async def test_a_refusal_that_repeats_the_prefix_is_told_without_it(propagate: bool) -> None:
+    def script(request: UpstreamRequest) -> ScriptedAnswer:
+        message = f"1 validation error:\n  {{'type': 'value_error', 'input': {json.loads(request.body)}}}"
+        return ScriptedAnswer([json.dumps({"error": {"message": message}}).encode()], 400)
+
+    parent = ParentTokens("c1", pack_token_ids([7, 8, 9, END]), "eos", 1)
+    options = {**PATCHED, "propagate_context_overflow_errors": propagate}
+    async with linked_vllm(script, **options) as link:
+        answer, text = await link.answer({**SECOND, "seed": [1, 2]}, parent)
+        assert answer.status == 400
+        assert b"'required_prefix_token_ids': []" in text
+        assert b"'seed': [1, 2]" in text
+        assert all(name != "content-length" for name, _ in answer.headers)
+        _, text = await link.answer({**FIRST, "logit_bias": [1, 2, 3, 4]})
+        assert b"'logit_bias': [1, 2, 3, 4]" in text  # the client's own, and no ids went in
 
 
 async def test_a_prefix_that_the_client_sends_is_its_own() -> None:
