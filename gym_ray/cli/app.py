@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 import typer
 from rich.console import Console
@@ -41,7 +42,13 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command; an error of ours ends it with one message on standard error and exit code 1."""
+    """Run the command; an error of ours ends it with one message on standard error and exit code 1.
+
+    A character that the terminal's encoding has not, which may stand in any evidence, is shown as its escape sequence.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except GymRayError as error:
