@@ -41,10 +41,8 @@ _OF_TERMINAL_CHAIN: Final = {
     TERMINAL_CHAIN_BROKEN: TERMINAL_BROKEN,
     TERMINAL_CHAIN_NOT_CAPTURED: TERMINAL_NOT_CAPTURED,
 }
-JUDGED_BY_ROWS: Final = frozenset(
-    {UNRESOLVED_PARENT_CALLS, UNRESOLVED_RETRIES, SEVERAL_ROOTS, SEVERAL_CHAINS, NOTHING_GENERATED}
-)
-"""Doubts about which chain counts, or about single chains. They do not mask rows of which each is judged by itself."""
+JUDGED_BY_ROWS: Final = frozenset({SEVERAL_ROOTS, SEVERAL_CHAINS})
+"""Doubts about which of several chains counts. They mask no row where every chain is a row that is judged by itself."""
 
 
 def doubts_of(output: BuildOutput, attribution: TerminalAttribution, *, is_end_declared: bool) -> tuple[str, ...]:

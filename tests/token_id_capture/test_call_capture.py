@@ -682,7 +682,7 @@ async def test_a_sink_that_cannot_mark_is_said_loudly(caplog: pytest.LogCaptureF
     await call(kept, "c0", [QUESTION], "A0", tokens([1], [2]))
     await kept.aclose()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert ["may be trained with a hole" in record.message for record in errors] == [True]
+    assert ["may be trained on with tokens missing" in record.message for record in errors] == [True]
 
 
 @pytest.mark.parametrize(("notes", "marks"), [(True, []), (False, [("r0", "c0")])])

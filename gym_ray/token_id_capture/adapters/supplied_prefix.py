@@ -1,7 +1,6 @@
-"""The proof that an engine continued the parent's exact tokens (B94, B95, W35).
+"""Checks whether the prompt that an engine reports begins with the tokens that went in (B94, B95, W35).
 
-Asking is intent, the prompt that the engine says it consumed is proof. Without the proof the call is served and its
-tokens are not used.
+If it does not, the call is untrainable. Whether it is served is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From proved records to chains: links, retries, ends, and the response that a chain projects to."""
+"""Builds chains from records: proofs, links, retries, the terminal call, and the response that a chain projects to."""

@@ -1,8 +1,7 @@
-"""The calls of one rollout while its chains are built: records, and where their tokens lie, without copying them.
+"""The calls of one rollout while its chains are built: their records, and where their tokens lie, without copying them.
 
-A record may hold its whole prompt or only what follows its parent. Here both are one thing: a call owns a stretch of
-its sequence, and what comes before lies with its base. Nothing here decides what is right; that is left to those who
-compare digests and links.
+A record may hold its whole prompt or only what follows its parent. Both are handled alike: a call holds a part of its
+sequence, and everything before that is held by its base. Records are proved and linked elsewhere.
 """
 
 from __future__ import annotations

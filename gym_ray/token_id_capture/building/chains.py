@@ -1,7 +1,7 @@
 """Chains: one line of proved calls from a root to an end, of which one is the rollout's own (B96, B107-B109).
 
-A chain points at its last call and is spelled out when somebody looks, so that many branches of one long stem cost no
-more than their own calls.
+A chain holds its last call, and lists its calls only when asked, so that many branches of one long conversation cost no
+more memory than their own calls.
 """
 
 from __future__ import annotations

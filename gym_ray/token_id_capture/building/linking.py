@@ -1,7 +1,7 @@
 """Which call continues which: only where the records say so and the tokens prove it (B103-B105, W26, W27).
 
-A call whose predecessor is not proved starts a fragment of its own and is named. Nothing is guessed from how tokens
-look: the only calls that a link may skip are those known to have generated nothing.
+A call whose predecessor is not proved starts a fragment of its own and is named. No link is guessed from equal tokens.
+A link may skip only calls that are known to have generated nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A chain as the ``response.output`` that peers deliver: each call's content, with the running prompt on its carrier.
 
-Every carrier repeats all tokens before it, so the lists grow with the square of a rollout's length. They exist only for
-who asks for lists; :func:`iter_projected_output_json` writes the same JSON piece by piece from the chain's own arrays.
+Every carrier repeats all tokens before it, so the lists grow with the square of a rollout's length. They are made only
+for callers that need lists; :func:`iter_projected_output_json` writes the same JSON in pieces from the chain's own
+arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rebuilding delta prompts, and holding every record to what it claims about its own tokens (B101, W3, W26).
+"""Rebuilds delta prompts, and checks every record's claims about its tokens (B101, W3, W26).
 
-A stored digest is a claim, not a fact. It is compared with the tokens that the row would hold, so that a forged or
-stale one costs a sample and never yields a sequence that the model did not see.
+A stored digest is a claim. It is compared with the tokens that the row would hold, so that a forged or stale digest
+costs a sample and never yields a sequence that the model did not see.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which recorded call ended a rollout, as told by what the agent delivered (B111-B115).
 
-Several witnesses may speak: a call id, a declared response id, the id of the response, its content. They must all mean
-one call. A rollout whose end is disputed has none: the wrong end would pay a reward to the wrong tokens.
+There are several witnesses: a call id, a declared response id, the id of the response, its content. All that name a
+call must name the same one. If they disagree, no call is attributed, because a wrong one would give the reward to wrong
+tokens.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def resolve_terminal(
             return TerminalAttribution(None, "", ",".join(trail))
         witnesses.append(_Witness(_DECLARED, call_id))
     if isinstance(response, Mapping):
-        _hear(_by_response_id(records, response), witnesses, trail)
-        _hear(_by_content(records, response), witnesses, trail)
+        _take(_by_response_id(records, response), witnesses, trail)
+        _take(_by_content(records, response), witnesses, trail)
     else:
         trail.append("no_response_object")
     return _verdict(witnesses, trail)
@@ -89,11 +90,11 @@ def _packed(entries: Sequence[TokenEntry | PackedEntry]) -> Iterable[PackedEntry
             continue  # the builder names it; it can end no chain
 
 
-def _hear(heard: _Witness | str, witnesses: list[_Witness], trail: list[str]) -> None:
-    if isinstance(heard, _Witness):
-        witnesses.append(heard)
+def _take(found: _Witness | str, witnesses: list[_Witness], trail: list[str]) -> None:
+    if isinstance(found, _Witness):
+        witnesses.append(found)
     else:
-        trail.append(heard)
+        trail.append(found)
 
 
 def _by_response_id(records: Sequence[PackedEntry], response: Mapping[str, object]) -> _Witness | str:
@@ -144,7 +145,7 @@ def _own_fingerprint(record: PackedEntry) -> str:
     try:
         return assistant_fingerprint(record.output_items)
     except ValueError:
-        return ""  # what cannot be put into words matches nothing
+        return ""  # an item that cannot be hashed matches nothing
 
 
 def _collapse(records: Iterable[PackedEntry]) -> str | None:

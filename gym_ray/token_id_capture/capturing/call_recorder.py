@@ -1,7 +1,7 @@
 """The rules of capturing one call, for a model server's calls and for calls in a context variable alike (B79-B92).
 
-Everything that a sink, a resolver or an answer can do wrong ends here, as a mark. Only the note before generation may
-raise.
+Every fault of a sink, a resolver or an answer is caught here and becomes a mark on the rollout. Only the note before
+generation may raise.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CallRecorder:
             context.request_items = hashed
             context.parent_resolution = await self._look_up(hashed)
         except Exception as error:  # noqa: BLE001 - boundary: a look-up that fails must not fail the call (B80)
-            _log.warning("%s: the parent of call %s: %s", context.rollout_id, context.model_call_id, _told(error))
+            _log.warning("%s: the parent of call %s: %s", context.rollout_id, context.model_call_id, _described(error))
             context.parent_resolution = _LOOKUP_ERROR
         self._services.health.resolved(context.parent_resolution.status)
 
@@ -187,7 +187,9 @@ class CallRecorder:
         try:
             taken = await self._calls.end(context.rollout_id, context.model_call_id, "withdrawn", reason)
         except Exception as error:  # noqa: BLE001 - boundary: the note stays, so the rollout reads as incomplete
-            _log.warning("%s: call %s was not withdrawn: %s", context.rollout_id, context.model_call_id, _told(error))
+            _log.warning(
+                "%s: call %s was not withdrawn: %s", context.rollout_id, context.model_call_id, _described(error)
+            )
             return
         if not taken and self._calls.notes_calls:
             _log.warning(
@@ -198,7 +200,7 @@ class CallRecorder:
             )
 
     def abandon(self) -> None:
-        """Leave a cancelled call to its note; without notes, mark its rollout in the background."""
+        """End a cancelled call: its note stays; if the sink keeps no notes, the rollout is marked in the background."""
         context, later = self._context, self._services.mark_later
         if context.is_settled or context.token_sink is None or self._calls.notes_calls or later is None:
             return
@@ -296,7 +298,7 @@ class CallRecorder:
         try:
             observe(built.entry, built.cumulative)
         except Exception as error:  # noqa: BLE001 - boundary: the record is kept; its continuations stay unresolved
-            _log.warning("%s: the lineage store: %s", self._context.rollout_id, _told(error))
+            _log.warning("%s: the lineage store: %s", self._context.rollout_id, _described(error))
 
     async def _without_tokens(self, answer: ServedAnswer | None) -> None:
         """Mark the rollout of an answer in which there is nothing to capture; no fault of capture (B86)."""
@@ -306,7 +308,9 @@ class CallRecorder:
 
     async def _failed(self, error: Exception) -> None:
         context = self._context
-        told = error if isinstance(error, UnusableTokensError) else UnusableTokensError(CAPTURE_FAILED, _told(error))
+        told = (
+            error if isinstance(error, UnusableTokensError) else UnusableTokensError(CAPTURE_FAILED, _described(error))
+        )
         self._services.health.failed()
         _log.warning("%s: call %s is not captured: %s", context.rollout_id, context.model_call_id, told)
         await self._mark(told.reason, told.detail)
@@ -323,7 +327,7 @@ class CallRecorder:
         try:
             await self._calls.mark(context.rollout_id, context.model_call_id, told)
         except Exception as error:  # noqa: BLE001 - boundary: a mark that fails must not fail the call
-            _log.warning("%s: call %s is not marked: %s", context.rollout_id, context.model_call_id, _told(error))
+            _log.warning("%s: call %s is not marked: %s", context.rollout_id, context.model_call_id, _described(error))
             if later is not None:
                 later(context.rollout_id, context.model_call_id, told)
         except BaseException:  # cancelled while the sink was marking: the mark must not be lost with the client
@@ -361,5 +365,5 @@ def _characters(item: object) -> int:
     return total
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Marks that were taken over and are not durable yet: tried until they are.
+"""Keeps marks of rollouts in memory until they are durable, and tries each again until it is.
 
-An event loop cannot wait for a disk before it answers a call that may have lost tokens, and a marker cannot be promised
-on a full disk. Until a mark is durable it lives here, and whoever is about to trust a rollout asks first.
+An event loop cannot wait for the disk before it answers a call that may have lost tokens, and a full disk takes no
+mark. Before a rollout is read, ask here whether all its marks are durable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LateMarks:
         self._closed = False
 
     def add(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
-        """Take a mark over at once; it becomes durable on a task of ours.
+        """Accept a mark without waiting; a task of this object makes it durable.
 
         Raises:
             RuntimeError: No event loop runs here, or this is closed.

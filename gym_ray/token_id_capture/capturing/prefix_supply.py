@@ -1,7 +1,7 @@
-"""The parent's exact tokens, put into a request and proved by what came back (B94, B95, W35).
+"""Puts the parent's exact tokens into a request, and checks that the answer proves their use (B94, B95, W35).
 
-Asking is intent, the prompt that the engine says it consumed is proof. What was asked for and is not proved makes the
-call fail or its rollout incomplete, as its context says; it never passes for a continuation.
+Only the prompt ids that the engine reports are proof. Without it the call fails or its rollout is marked, as the call's
+context says; it never counts as a continuation.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def stamped(
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """How a record hangs on its parent."""
+    """A record's link to its parent, and what follows from it."""
 
     prompt: TokenArray  # as the record holds it
     cumulative: TokenArray
@@ -277,7 +277,7 @@ def _linked(
 def _chain_hash(
     base: LineageMatch | None, digest: str, cum_len: int, prompt: TokenArray, generation: TokenArray
 ) -> str | None:
-    """Hash what a record holds onto what it stands on; None behind a parent that has no such hash (W3)."""
+    """Return the chain hash of a record; None if it holds a delta to a parent without one (W3)."""
     if base is not None and base.chain_hash is None:
         return None
     return chain_hash(None if base is None else base.chain_hash, digest, cum_len, prompt, generation)

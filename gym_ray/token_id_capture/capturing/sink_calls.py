@@ -1,7 +1,7 @@
-"""What capture asks of a sink, whatever extensions the sink has, each time for a bounded time.
+"""Calls a sink's methods and optional extensions, each for a bounded time.
 
-A sink is somebody else's code. What hangs in it must not hold a model's answer for ever, and what it lacks must be said
-loudly: a rollout that could not be marked may be trained with a hole.
+A sink is foreign code. If it hangs, the model's answer must still be served; if it lacks a method, that is logged as an
+error, because a rollout that cannot be marked may be trained on with tokens missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class BoundedCalls:
-    """Awaits foreign coroutines for a bounded time; those that do not stop in time are let go and kept until they end.
+    """Awaits foreign coroutines for a bounded time; one that does not end in time is cancelled, and kept until it ends.
 
     Args:
         timeout_s: Longest wait for each; None waits without bound.
@@ -55,7 +55,7 @@ class BoundedCalls:
         return task.result()
 
     async def aclose(self, timeout_s: float) -> None:
-        """Wait for calls that were let go, ``timeout_s`` at most."""
+        """Wait for calls that did not end in time, ``timeout_s`` at most."""
         if self._running:
             await asyncio.wait(self._running, timeout=timeout_s)
 
@@ -133,7 +133,7 @@ class SinkCalls:
         mark = self._method("mark_incomplete")
         if mark is None:
             _log.error(
-                "%s: call %r has no record, and %s cannot mark its rollout: it may be trained with a hole",
+                "%s: call %r has no record, and %s cannot mark its rollout: it may be trained on with tokens missing",
                 rollout_id,
                 model_call_id,
                 type(self._sink).__name__,

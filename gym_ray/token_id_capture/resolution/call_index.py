@@ -1,7 +1,7 @@
 """Which calls of a rollout a request may continue, from conversations alone; no tokens are held here (W12).
 
-A candidate must have seen exactly what the request begins with, and its answer must come right behind that, word for
-word. Whatever leaves a doubt is no parent (B43-B46, W30-W33).
+A candidate must have been asked exactly what the request begins with, and its answer must follow right behind that,
+unchanged. If anything about it is in doubt, it is not the parent (B43-B46, W30-W33).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a record says about the conversations that continue it, stamped before it is kept (B41, W31, W33)."""
+"""Stamps a record with what later requests that continue it are recognised by (B41, W31, W33)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What was hashed of a rollout's conversations, so that a request is hashed from its first new item on (W11).
+"""Remembers the hashes of a rollout's conversations, so that a request is hashed from its first new item on (W11).
 
-A beginning counts as known only if it is equal in every value and every type to a private copy: 1, 1.0 and true are
-three things, and so are null and NaN. So an item that changed early in the history is seen.
+The beginning of a request counts as known only if it equals a private copy in every value and in every type: 1, 1.0 and
+true differ, and so do null and NaN. So an item that was changed early in the history is noticed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class _Rollout:
 class ConversationCache:
     """Hashes request items, each item of a growing conversation once. Safe for threads.
 
-    Bounds are running totals, the least recently used rollout is forgotten first; forgetting costs a pass, never an
-    answer.
+    Bounds are running totals, and the least recently used rollout is forgotten first. A forgotten one is hashed again,
+    with the same result.
 
     Args:
         max_rollouts: Most rollouts to remember.

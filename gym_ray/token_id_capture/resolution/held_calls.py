@@ -1,7 +1,7 @@
 """One call as a resolver holds it, and the proof that its tokens are the ones it claims (B48, W3).
 
-A record from a file is evidence, not truth. A delta record whose chain hash leads on from its parent's is checked in
-the length of the delta; any other record is hashed as a whole.
+The claims of a record are never trusted. A delta record whose chain hash follows from its parent's is checked in time
+linear in the delta; any other record is hashed as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a look-up of a call's parent says, and who can be asked (B42, B49).
+"""The result of looking up the parent of a call, and the protocol of what looks it up (B42, B49).
 
 A link is either proven or not there. There is no third answer: a wrong link is worse than a lost sample.
 """
@@ -116,7 +116,7 @@ class LineageResolution:
 
 @runtime_checkable
 class LineageResolver(Protocol):
-    """Who finds the parent of a call (B49); may be asked from any event loop, many times at once.
+    """Finds the parent of a call (B49); may be asked from any event loop, many times at once.
 
     A method ``observe(entry, cumulative)`` is optional: a resolver that reads no store is told of each record with it,
     after the sink has kept the record.

@@ -1,7 +1,7 @@
 """Resolvers that find parents among records kept elsewhere: a base for any backend, and the one for the file store.
 
-They read what is new and nothing twice, hold no lock that a writer waits for, and return a parent only with tokens that
-were proved. What they hold in memory is a cache: forgetting it costs a read, never an answer.
+They read only what is new, hold no lock that a writer waits for, and return a parent only with proved tokens. What they
+hold in memory is a cache: what is forgotten is read again, with the same result.
 """
 
 from __future__ import annotations
