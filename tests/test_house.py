@@ -71,6 +71,45 @@ def test_nothing_imports_upward_or_sideways(path: Path) -> None:
         assert below, f"{path.relative_to(ROOT)}:{line}: {room} imports {other}"
 
 
+def module_imports() -> dict[str, set[str]]:
+    """Module name to the modules that it imports; packages stand for their ``__init__``."""
+    names = {name_of(path): path for path in modules()}
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                members = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= members & names.keys() or {node.module} & names.keys()
+    return found
+
+
+def name_of(path: Path) -> str:
+    package = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("gym_ray", *package) if package[0] == "actors" else package
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    waiting = module_imports()
+    while free := [name for name, imported in waiting.items() if not imported & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert sorted(waiting) == [], "in a circle, or above one"
+
+
+@pytest.mark.parametrize("package", ["gym_ray.token_id_capture", "gym_ray.model_server"])
+def test_rooms_of_one_package_do_not_import_each_other(package: str) -> None:
+    """They meet in the modules of the package itself."""
+
+    def room(name: str) -> str:
+        rest = name.removeprefix(f"{package}.").split(".")
+        return rest[0] if name.startswith(f"{package}.") and len(rest) > 1 else ""
+
+    edges = [(name, other) for name, imported in module_imports().items() for other in imported]
+    assert [(a, b) for a, b in edges if room(a) and room(b) and room(a) != room(b)] == []
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_actors_import_ray(path: Path) -> None:
     if room_of(path) == "actors":
