@@ -221,7 +221,9 @@ def test_training_tokens(tmp_path: Path) -> None:
     assert figures["overall"]["token_capture"] == {"finalised": 2, "masked": 0, "mask_reasons": {}}
     scope: dict[str, Any] = {}
     exec(compile(block("python", "def training_rows"), "README.md", "exec"), scope)
-    rows = scope["training_rows"](str(tmp_path / "results" / "trained.jsonl"))
+    pairs = scope["training_rows"](str(tmp_path / "results" / "trained.jsonl"))
+    assert {reward for _, reward in pairs} <= {0.0, 1.0}
+    rows = [row for row, _ in pairs]
     done = records(tmp_path / "results" / "trained.jsonl")
     assert {row["rollout_id"] for row in rows} == {"0-0", "1-0"}
     for row in rows:

@@ -45,7 +45,7 @@ def samples_of_record(record: dict[str, Any]) -> Iterator[Sample]:
         yield Sample(
             f"{row['rollout_id']} {row['chain_id']}",
             record.get("reward"),
-            np.array(row["token_ids"], np.uint64),
+            np.array(row["token_ids"], np.int64),
             np.array(row["loss_mask"], np.bool_),
             log_probs,
         )
@@ -63,7 +63,8 @@ def samples_of_files(store: TokenCaptureStore, record: dict[str, Any]) -> Iterat
     for row in rollout.rows():
         if not row.mask_sample:
             name = f"{row.rollout_id} {row.chain_id}"
-            yield Sample(name, record.get("reward"), row.token_ids, row.loss_mask(), row.dense_log_probs())
+            token_ids = row.token_ids.astype(np.int64)
+            yield Sample(name, record.get("reward"), token_ids, row.loss_mask(), row.dense_log_probs())
 
 
 def rollout_of(record: dict[str, Any]) -> str:
@@ -73,15 +74,34 @@ def rollout_of(record: dict[str, Any]) -> str:
     return f"{base}-a{attempt}" if attempt else base
 
 
+def why_nothing(record: dict[str, Any], store: TokenCaptureStore | None) -> str:
+    """Say why a record gives no sample."""
+    captured = record.get("_ng_token_capture")
+    if captured is None:
+        return "its agent takes no part in token capture"
+    if record.get("mask_sample"):
+        return ", ".join(["masked", *captured.get("mask_reasons", [])])
+    if store is None:
+        return "collect with token_id_capture.training_rows=all"
+    return "its token files were removed when it was delivered; see retire_after_delivery"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, help="rollouts.jsonl of a run")
     parser.add_argument("--tokens", type=Path, help="read the run's token_id_capture.dir in place of the rows")
     args = parser.parse_args()
+    if not args.records.is_file():
+        parser.error(f"{args.records}: no such file; name the records of a run")
+    if args.tokens and not args.tokens.is_dir():
+        parser.error(f"{args.tokens}: no such directory; name the token_id_capture.dir of the run")
     store = TokenCaptureStore(args.tokens) if args.tokens else None
     with args.records.open() as lines:
         for record in map(json.loads, lines):
-            for sample in samples_of_record(record) if store is None else samples_of_files(store, record):
+            samples = list(samples_of_record(record) if store is None else samples_of_files(store, record))
+            if not samples:
+                print(f"{rollout_of(record)}: nothing to learn from ({why_nothing(record, store)})")
+            for sample in samples:
                 learned = sample.log_probs[sample.loss_mask]
                 print(
                     f"{sample.name}: reward {sample.reward}, {sample.token_ids.size} tokens, "

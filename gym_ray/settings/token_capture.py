@@ -152,7 +152,9 @@ def check_token_capture(
         SettingsError: It cannot work; key, problem and remedy are named.
     """
     if not config.enabled:
-        return []
+        if config == TokenIdCaptureConfig():
+            return []
+        return [f"{_BLOCK} has settings and is off; set {_BLOCK}.enabled to true to capture tokens"]
     if config.sink is not None or sink_installed:
         return _check_sink(config, where, lineage_installed)
     directory = config.resolved_dir(capture_dir)

@@ -54,5 +54,26 @@ async def test_both_ways_give_the_same_arrays_and_nothing_that_is_masked(
     for options in ([], ["--tokens", str(tmp_path / "tokens")]):
         monkeypatch.setattr(sys, "argv", ["read_rows.py", str(path), *options])
         example.main()
-        said = "0-0 main: reward 0.5, 6 tokens, 3 to learn from, mean log prob -0.333\n"
-        assert capsys.readouterr().out == said
+        said = [
+            "0-0 main: reward 0.5, 6 tokens, 3 to learn from, mean log prob -0.333",
+            "1-0: nothing to learn from (masked)",
+            "2-0: nothing to learn from (masked)",
+        ]
+        assert capsys.readouterr().out.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["none.jsonl"], "none.jsonl: no such file"), ([__file__, "--tokens", "nowhere"], "nowhere: no such directory")],
+)
+def test_what_is_not_there_is_named(
+    example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["read_rows.py", *arguments])
+    with pytest.raises(SystemExit):
+        example.main()
+    assert message in capsys.readouterr().err

@@ -74,7 +74,12 @@ def test_the_directory_of_model_calls_is_shared() -> None:
     assert config().resolved_dir(ROOT) == ROOT
     assert config(dir="/data/tokens").resolved_dir(ROOT) == Path("/data/tokens")
     assert check_token_capture(config(), ROOT) == []
-    assert check_token_capture(TokenIdCaptureConfig(dir="x"), None) == []
+
+
+def test_settings_of_a_block_that_is_off_are_remarked_upon() -> None:
+    assert check_token_capture(TokenIdCaptureConfig(), None) == []
+    (remark,) = check_token_capture(TokenIdCaptureConfig(dir="x"), None)
+    assert "set token_id_capture.enabled to true" in remark
 
 
 def test_capture_that_has_nowhere_to_go_is_refused() -> None:

@@ -302,3 +302,14 @@ def test_a_directory_that_cannot_be_read_masks_the_rollout(tmp_path: Path, rollo
     assert build is not None
     assert build["error"].startswith("freeze_failed: ")
     assert build["mask_sample"] is True
+
+
+def test_a_doubt_about_a_call_masks_every_row_and_one_about_which_chain_counts_masks_none() -> None:
+    branches = assemble("r0", [C1, C2, C2B], ending=Ending())
+    assert branches.mask_sample
+    assert all(row.mask_sample for row in branches.rows(branches=True))  # two tries of one prompt: which one counts?
+    other = call_entry("x", [9], [8])
+    roots = assemble("r0", [C1, C2, other], ending=Ending())
+    assert roots.mask_sample
+    assert [row.mask_sample for row in roots.rows()] == [True]
+    assert [row.mask_sample for row in roots.rows(branches=True)] == [False, False]
