@@ -19,6 +19,7 @@ from gym_ray.model_call_capture.exchange import (
     ExecutionFacts,
     TrainingCall,
     publish_execution_facts,
+    publish_usage,
     read_training_call,
 )
 from gym_ray.model_server.engine import Engine, EngineAnswer, TokenRequest
@@ -33,7 +34,7 @@ from gym_ray.model_server.token_answers import (
     tokens_in,
 )
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
-from gym_ray.token_id_capture.exact_tokens import TokenOutcome, Untrainable
+from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.reasons import ENGINE_REPORTS_NO_TOKENS, IDS_MISSING, MALFORMED_TOKENS, SEVERAL_CHOICES
 
 __all__ = ["EngineRoute", "TokenCall", "TokenCalls"]
@@ -240,4 +241,11 @@ class TokenCall:
             answer: The answer in the client's dialect, before tokens are taken out of it.
             outcome: What :meth:`outcome` returned.
         """
+        if isinstance(outcome, ExactTokens) and not isinstance(answer.get("usage"), Mapping):
+            publish_usage(self._scope, _usage_of(outcome))  # known here, and not shown to this client (W13)
         await self._capture.commit(answer, outcome)
+
+
+def _usage_of(tokens: ExactTokens) -> dict[str, int]:
+    prompt, generated = tokens.prompt_token_ids.size, tokens.generation_token_ids.size
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

@@ -236,6 +236,22 @@ async def test_a_forwarded_call_is_kept_before_its_answer_ends(tmp_path: Path, d
     assert text_of(dialect, call.response or {}) == "hello there"
 
 
+@pytest.mark.parametrize("shown", [False, True])
+async def test_the_record_of_a_call_knows_the_tokens_that_its_client_is_not_told_of(
+    tmp_path: Path, shown: bool
+) -> None:
+    # W13: a streamed chat answer without usage, of which the engine said its exact tokens
+    chunks = [chunk for chunk in stream_answer(CHAT, "hello").chunks if shown or b"usage" not in chunk]
+    script = plays(ScriptedAnswer(chunks, content_type=SSE, tokens=TOKENS))
+    async with served(tmp_path, script) as server:
+        response = await server.ask(CHAT, stream=True)
+        record = server.record()
+    assert response.content == b"".join(chunks)
+    expected = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    assert record.get("usage") == (None if shown else expected)
+    assert ("usage" in record["response"]) is shown
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("spoken", DIALECTS)
 @pytest.mark.parametrize("dialect", DIALECTS)
