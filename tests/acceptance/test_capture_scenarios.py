@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from gym_ray.testing.captured_model import CapturedModel, captured_model
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
+from gym_ray.testing.waiting import until
 
 DIALECTS = (RESPONSES, CHAT, MESSAGES)
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}
@@ -40,12 +40,6 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 LAST_EVENT = {RESPONSES: b'"response.completed"', CHAT: b"[DONE]", MESSAGES: b'"message_stop"'}
 KEEP_ALIVE = b": keep-alive\n\n"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens on other threads, sockets and on disk
-            await asyncio.sleep(0.005)
 
 
 def client_of(model: CapturedModel, **options: Any) -> httpx.AsyncClient:

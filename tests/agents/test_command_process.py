@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from gym_ray.agents import command_process
 from gym_ray.agents.command_guard import running_processes
 from gym_ray.agents.command_process import CommandEnd, CommandLine, run_command
+from gym_ray.testing.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands run on Linux only")
 
@@ -44,12 +44,6 @@ def marked(command: CommandLine) -> list[int]:
 
 def alive(pid: int) -> bool:
     return any(process.pid == pid for process in running_processes())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - another process decides
-            await asyncio.sleep(0.01)
 
 
 async def test_a_command_reads_its_input_and_says_how_it_ended(tmp_path: Path) -> None:

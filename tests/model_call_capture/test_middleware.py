@@ -20,6 +20,7 @@ from gym_ray.model_call_capture.exchange import Exchange, ExecutionFacts, publis
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls
+from gym_ray.testing.waiting import until
 
 CHAT_PATH = "/ng-rollout/0-0/v1/chat/completions"
 ANSWER = b'{"id":"c1","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}]}'
@@ -96,12 +97,6 @@ def answering(*chunks: bytes, status: int = 200, headers: Any = JSON_TYPE, end: 
 
 def records(writer: CaptureWriter, rollout_id: str = "0-0") -> list[dict[str, Any]]:
     return writer.store.read(rollout_id)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens on other threads and on disk
-            await asyncio.sleep(0.005)
 
 
 async def test_record_has_the_contracts_shape(writer: CaptureWriter) -> None:

@@ -7,7 +7,6 @@ import errno
 import pickle
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gym_ray.model_call_capture.telemetry import (
 )
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls
+from gym_ray.testing.waiting import until
 
 CALL = CallOutcome("chat", "2xx", "ok", 5, 3, 0.25, 0.0)
 
@@ -99,12 +99,6 @@ def test_no_call_is_lost_between_threads_that_count_and_one_that_drains() -> Non
     while any(thread.is_alive() for thread in threads):
         seen += sum(telemetry.drain().calls.values())
     assert seen + sum(telemetry.drain().calls.values()) == 2000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens on other threads
-            await asyncio.sleep(0.005)
 
 
 async def one_call(writer: CaptureWriter, rollout_id: str = "0-0") -> None:

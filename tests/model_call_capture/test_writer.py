@@ -5,7 +5,6 @@ import errno
 import json
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, LocklessCalls
+from gym_ray.testing.waiting import until
 
 TOKEN = "run-token"
 
@@ -31,12 +31,6 @@ def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
     exchange.status, exchange.complete = 200, True
     exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
     return exchange
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens on other threads and on disk
-            await asyncio.sleep(0.005)
 
 
 def client_for(*writers: CaptureWriter, token: str | None = TOKEN) -> httpx.AsyncClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anthropic
@@ -21,6 +21,7 @@ from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import SSE, ScriptedAnswer
+from gym_ray.testing.waiting import until
 
 PATHS = list(DIALECT_BY_PATH)
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 9}
@@ -35,12 +36,6 @@ async def serving(engine: FakeEngine, **options: object) -> AsyncIterator[httpx.
             yield client
     finally:
         await server.stop(grace_s=5)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the fake's counters have no event
-            await asyncio.sleep(0.005)
 
 
 def json_bytes() -> st.SearchStrategy[bytes]:

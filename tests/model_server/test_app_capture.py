@@ -21,6 +21,7 @@ from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import SSE, ScriptedAnswer
+from gym_ray.testing.waiting import until
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 9}
 TOKEN = "run-token-1"
@@ -51,12 +52,6 @@ async def capturing(directory: Path, engine: FakeEngine, **options: Any) -> Asyn
     finally:
         await server.stop(grace_s=5)
         await asyncio.to_thread(writer.close)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - another task writes a file
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])

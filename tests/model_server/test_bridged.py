@@ -22,6 +22,7 @@ from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import ScriptedAnswer
+from gym_ray.testing.waiting import until
 
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}
 BODIES: dict[str, dict[str, Any]] = {
@@ -69,12 +70,6 @@ async def served(
     finally:
         await server.stop(grace_s=5)
         await asyncio.to_thread(writer.close)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the fake's counters and the disk have no event
-            await asyncio.sleep(0.005)
 
 
 def answers(body: bytes, status: int = 200) -> Callable[[EngineRequest], ScriptedAnswer]:

@@ -24,6 +24,7 @@ from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
 from gym_ray.testing.storage_faults import FaultyCalls
+from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
@@ -172,12 +173,9 @@ async def test_a_client_that_left_leaves_its_rollout_incomplete(tmp_path: Path) 
 
     async with site(tmp_path, script) as one:
         asking = asyncio.ensure_future(one.ask(CHAT, [("user", "q")], stream=True))
-        async with asyncio.timeout(20):
-            while one.engine.open_answers == 0:  # noqa: ASYNC110 - the fake's counter has no event
-                await asyncio.sleep(0.005)
-            asking.cancel()
-            while one.engine.open_answers:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: one.engine.open_answers > 0)
+        asking.cancel()
+        await until(lambda: one.engine.open_answers == 0)
         snapshot = await one.frozen()
     assert snapshot.incomplete
     assert snapshot.packed == ()
@@ -218,9 +216,7 @@ async def test_a_call_from_before_its_rollout_was_cleared_is_none_of_its_records
 
     async with site(tmp_path, script) as one:
         old = asyncio.ensure_future(one.ask(CHAT, [("user", "old")], stream=stream))
-        async with asyncio.timeout(20):
-            while one.engine.open_answers == 0:  # noqa: ASYNC110 - the fake's counter has no event
-                await asyncio.sleep(0.005)
+        await until(lambda: one.engine.open_answers > 0)
         one.capture.forget("r-0")
         TokenCaptureStore(tmp_path).delete("r-0")
         await one.ask(CHAT, [("user", "new")])

@@ -31,6 +31,7 @@ from gym_ray.model_server.serving import AppServer
 from gym_ray.model_server.upstream import UpstreamEngine, UpstreamLimits
 from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest, gzipped, recorded
 from gym_ray.testing.script import SSE, ScriptedAnswer
+from gym_ray.testing.waiting import until
 
 KEY = "sk-very-secret"
 ALL = (RESPONSES, CHAT, MESSAGES)
@@ -78,12 +79,6 @@ async def started(engine: UpstreamEngine) -> AsyncIterator[UpstreamEngine]:
         yield engine
     finally:
         await engine.aclose()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the fake's counters have no event
-            await asyncio.sleep(0.005)
 
 
 def request_of(dialect: str = CHAT, raw: bytes = b'{"model":"m"}', **more: Any) -> EngineRequest:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.fake_rollouts import FakePort, answer, failing, hang
+from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 
@@ -80,12 +81,6 @@ def by_task(scripts: dict[str, Any]) -> Any:
         return await scripts.get(job.rollout_id.split("-")[0], answer)(job)
 
     return script
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the port's counters are what is waited for
-            await asyncio.sleep(0)
 
 
 async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) -> None:

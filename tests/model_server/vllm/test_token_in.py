@@ -20,6 +20,7 @@ from gym_ray.testing.fake_upstream import UpstreamRequest, recorded
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untrainable
+from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.extras import WeightSpan
 from gym_ray.token_id_capture.packed import pack_token_ids
@@ -388,12 +389,6 @@ async def test_a_prompt_that_is_too_long_is_answered_as_on_the_chat_route(path: 
         with pytest.raises(EngineError) as failure:
             await link.answer(SECOND, parent([7, END]))
     assert (failure.value.status, failure.value.body) == (400, too_long.body)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the fake's counters have no event
-            await asyncio.sleep(0.005)
 
 
 async def test_a_client_that_leaves_ends_the_generation() -> None:
