@@ -26,6 +26,7 @@ from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
+from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 
@@ -181,12 +182,6 @@ async def served(
         await server.stop(grace_s=5)
         if writer is not None:
             await asyncio.to_thread(writer.close)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the fake's log has no event
-            await asyncio.sleep(0.005)
 
 
 def scripted(request: EngineRequest, **facts: Any) -> ScriptedAnswer:
