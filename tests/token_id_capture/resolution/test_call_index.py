@@ -280,6 +280,12 @@ def test_calls_of_custom_tools_beside_words_are_part_of_their_answer() -> None:
     assert found(entries, [*ASK, *answer, tool("t1", output=True), tool("t2", output=True)]) == "a"
 
 
+def test_nothing_may_stand_within_an_answer_of_several_messages() -> None:
+    entries = [call("a", ASK, assistant("A"), assistant("B"))]
+    assert found(entries, [*ASK, assistant("A"), assistant("B"), user("q1")]) == "a"
+    assert found(entries, [*ASK, assistant("A"), user("q1"), assistant("B")]) == "no_match"
+
+
 def test_an_answer_without_any_item_is_no_reasoning() -> None:
     assert (
         found(

@@ -14,6 +14,7 @@ from gym_ray.testing.storage_faults import ForgetfulCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_files.entry_lines import encode_entry
 
 Work = Callable[[TokenCaptureStore], Awaitable[object]]
 
@@ -101,6 +102,34 @@ async def test_a_call_that_is_taken_back_again_does_not_return(
         await store.end_call("r0", "c0", "withdrawn")
     left = await after_a_power_cut(store, calls, tmp_path)
     assert [problem.model_call_id for problem in (await left.freeze("r0")).problems] == [*filter("c1".__eq__, begun)]
+    left.shut_down()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+async def test_a_record_that_reached_the_file_behind_a_snapshot_is_not_dropped(
+    store: TokenCaptureStore, in_place: bool
+) -> None:
+    """Whatever wrote it: nothing that a snapshot does not hold may go with it."""
+    await store.put(entry("c0"))
+    snapshot = await store.freeze("r0")
+    records = store.root / "r0.tokens.jsonl"
+    content = records.read_bytes() + encode_entry(entry("late"))
+    if not in_place:
+        records.unlink()
+    records.write_bytes(content)
+    assert not await store.drop("r0", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    assert [one.model_call_id for one in store.read_entries("r0")] == ["c0", "late"]
+
+
+async def test_records_that_a_dead_writer_never_synced_are_durable_in_a_snapshot(
+    store: TokenCaptureStore, calls: RefusingCalls, tmp_path: Path
+) -> None:
+    await store.put(entry("c0"))
+    with (store.root / "r0.tokens.jsonl").open("ab") as records:
+        records.write(encode_entry(entry("unsynced")))
+    snapshot = await store.freeze("r0")
+    left = await after_a_power_cut(store, calls, tmp_path)
+    assert await left.freeze("r0") == snapshot
     left.shut_down()
 
 
