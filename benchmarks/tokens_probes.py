@@ -27,10 +27,10 @@ from gym_ray.token_id_capture.assembly import assemble
 from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
 from gym_ray.token_id_capture.lineage import FileLineageResolver
-from gym_ray.token_id_capture.packed import digest_packed, encode_packed, pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.request_items import request_items
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import digest_packed, encode_packed, pack_log_probs, pack_token_ids
 
 TOKENS_A_TURN, SAMPLED_A_TURN = 500, 50
 VOCABULARY = 150_000

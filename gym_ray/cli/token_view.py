@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from gym_ray.cli.token_report import RolloutTokens
-from gym_ray.token_id_capture.packed import FloatArray, PackedEntry, TokenArray
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.reasons import SEVERAL_CHAINS, SEVERAL_ROOTS, UNRESOLVED_PARENT_CALLS, UNRESOLVED_RETRIES
 from gym_ray.token_id_capture.records import ParentResolutionStatus
 from gym_ray.token_id_capture.rows import TokenSpan, TrainingRow
+from gym_ray.token_id_capture.token_arrays import FloatArray, TokenArray
 
 __all__ = ["print_tokens"]
 

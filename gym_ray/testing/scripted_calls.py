@@ -8,8 +8,8 @@ from typing import Any
 
 from gym_ray.token_id_capture.extras import EXTRAS_MEMBER, CallExtras, chain_hash
 from gym_ray.token_id_capture.lineage import LineageMatch, stamp_continuation
-from gym_ray.token_id_capture.packed import join_tokens, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
+from gym_ray.token_id_capture.token_arrays import join_tokens, pack_token_ids
 
 __all__ = ["ScriptedConversation", "assistant", "scripted_call", "user"]
 

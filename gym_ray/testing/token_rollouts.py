@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from gym_ray.token_id_capture.extras import chain_hash
-from gym_ray.token_id_capture.packed import PackedEntry, digest_packed, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_token_ids
 
 __all__ = ["TokenRollout"]
 

@@ -19,7 +19,7 @@ from gym_ray.settings import ServerSettings, VllmModelOptions
 from gym_ray.testing.fake_upstream import FakeUpstream, UpstreamRequest
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, TokenOutcome, Untrainable
-from gym_ray.token_id_capture.packed import join_tokens
+from gym_ray.token_id_capture.token_arrays import join_tokens
 
 __all__ = ["VllmLink", "exact_tokens", "linked_vllm", "parent_of", "untrainable"]
 

@@ -28,25 +28,11 @@ from gym_ray.token_id_capture.records import (
 from gym_ray.token_id_capture.token_arrays import (
     FloatArray,
     TokenArray,
-    digest_packed,
-    encode_packed,
-    join_tokens,
     pack_log_probs,
     pack_token_ids,
-    starts_with,
 )
 
-__all__ = [
-    "FloatArray",
-    "PackedEntry",
-    "TokenArray",
-    "digest_packed",
-    "encode_packed",
-    "join_tokens",
-    "pack_log_probs",
-    "pack_token_ids",
-    "starts_with",
-]
+__all__ = ["PackedEntry"]
 
 _ARRAY_TYPES: Final = (list, tuple, np.ndarray)
 _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {

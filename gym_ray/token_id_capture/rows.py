@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gym_ray.token_id_capture.building.chains import MAIN_CHAIN, PER_REQUEST, BuildOutput, Chain, ChainLink
 from gym_ray.token_id_capture.extras import Version
-from gym_ray.token_id_capture.packed import FloatArray, TokenArray, join_tokens
 from gym_ray.token_id_capture.reasons import NOTHING_GENERATED, UNRESOLVED_RETRY
+from gym_ray.token_id_capture.token_arrays import FloatArray, TokenArray, join_tokens
 
 __all__ = ["RowWeightSpan", "TokenSpan", "TrainingRow", "training_rows"]
 

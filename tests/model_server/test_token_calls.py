@@ -28,7 +28,7 @@ from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
 from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, TokenOutcome, Untrainable
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 PREFIX = "/ng-rollout/r-0/training-token-capture"
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}

@@ -28,11 +28,11 @@ from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.builder import run_builder
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 PATH_OF = {dialect: path for path, dialect in DIALECT_BY_PATH.items()}
 DIALECTS = sorted(PATH_OF)

@@ -19,12 +19,13 @@ from gym_ray.token_id_capture.capturing import call_recorder
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan, chain_hash
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution
-from gym_ray.token_id_capture.packed import PackedEntry, digest_packed, pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_log_probs, pack_token_ids
 
 DEADLINE_S = 10.0
 QUESTION = {"role": "user", "content": "q0"}

@@ -25,10 +25,10 @@ from gym_ray.token_id_capture.config import (
     read_token_capture,
 )
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 SINK = "gym_ray.testing.token_sinks:PlainTokenSink"
 STORE = "gym_ray.token_id_capture.store:TokenCaptureStore"

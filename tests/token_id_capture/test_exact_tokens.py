@@ -7,7 +7,7 @@ import pytest
 
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, Untrainable
 from gym_ray.token_id_capture.extras import WeightSpan
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 
 def test_an_outcome_cannot_be_changed_and_travels_between_processes() -> None:

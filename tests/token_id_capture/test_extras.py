@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gym_ray import exact_json
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan, chain_hash
-from gym_ray.token_id_capture.packed import pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 versions = st.text(max_size=4) | st.integers(-5, 5)
 known = st.builds(

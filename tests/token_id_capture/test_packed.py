@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gym_ray.token_id_capture.extras import CallExtras
-from gym_ray.token_id_capture.packed import PackedEntry, pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 BASE: dict[str, Any] = {
     "rollout_id": "r0",

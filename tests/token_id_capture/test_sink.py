@@ -12,9 +12,9 @@ from gym_ray.token_id_capture import sink as capture
 from gym_ray.token_id_capture.extras import CallExtras
 from gym_ray.token_id_capture.fingerprint import HashedItems
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution, stamp_continuation
-from gym_ray.token_id_capture.packed import digest_packed, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_token_ids
 
 QUESTION = {"role": "user", "content": "q0"}
 ARRAYS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}

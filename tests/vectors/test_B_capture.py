@@ -15,7 +15,6 @@ from gym_ray.token_id_capture import sink as capture
 from gym_ray.token_id_capture.assembly import trajectories_from_source
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.exact_tokens import ExactTokens
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.records import (
     TokenEntry,
     extract_token_fields,
@@ -24,6 +23,7 @@ from gym_ray.token_id_capture.records import (
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 ARRAYS = {"prompt_token_ids": np.int64, "generation_token_ids": np.int64, "generation_log_probs": np.float32}
 SECTIONS = {"single": "single", "multi": "multi_turn", "rerendered": "rerender", "other": "other", "install": "install"}

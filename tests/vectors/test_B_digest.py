@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gym_ray.token_id_capture import fingerprint, records
-from gym_ray.token_id_capture.packed import digest_packed, encode_packed, join_tokens, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import digest_packed, encode_packed, join_tokens, pack_token_ids
 
 SECTIONS = {"small": "token_ids", "large": "n", "splits": "prompt", "refused": "token_ids"}
 FORMS: dict[str, Callable[[Sequence[int]], Any]] = {

@@ -20,10 +20,11 @@ from gym_ray.token_id_capture.lineage import (
     LineageResolver,
     stamp_continuation,
 )
-from gym_ray.token_id_capture.packed import PackedEntry, digest_packed, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
 from gym_ray.token_id_capture.resolution.rollout_lineage import RolloutLineage
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_token_ids
 
 ROLLOUT = "r0"
 MESSAGES = {

@@ -12,8 +12,8 @@ from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.token_id_capture import sink as capture
 from gym_ray.token_id_capture.capturing.prefix_supply import REQUIRED_PREFIX_FIELD
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution
-from gym_ray.token_id_capture.packed import digest_packed, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_token_ids
 
 PARENT = pack_token_ids([1, 2, 3])
 

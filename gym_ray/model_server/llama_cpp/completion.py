@@ -10,7 +10,6 @@ from gym_ray.dialects.neutral import Finish, Generation, GenerationEvent, Genera
 from gym_ray.errors import EngineError
 from gym_ray.model_server.llama_cpp.parsing import TurnParser
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.reasons import (
     IDS_MISSING,
     LOG_PROB_MISSING,
@@ -19,6 +18,7 @@ from gym_ray.token_id_capture.reasons import (
     PREFIX_NOT_SUPPLIED,
     USAGE_MISMATCH,
 )
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 __all__ = ["CompletionReader", "SentPrompt"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
-from gym_ray.token_id_capture.packed import TokenArray, join_tokens, starts_with
+from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, starts_with
 
 __all__ = ["TurnSuffix", "common_end", "continued", "last_turn", "may_continue", "turn_only", "with_placeholder_answer"]
 

@@ -28,7 +28,7 @@ from gym_ray.model_server.vllm.continuation import (
 )
 from gym_ray.model_server.vllm.refusals import without_ids
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
-from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import TokenArray, pack_token_ids
 
 __all__ = ["Continuation", "Generated", "TokenIn"]
 

@@ -17,7 +17,6 @@ from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.adapters.routed_experts import fitting_experts
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan
-from gym_ray.token_id_capture.packed import TokenArray, pack_log_probs, pack_token_ids
 from gym_ray.token_id_capture.reasons import (
     ENGINE_REPORTS_NO_TOKENS,
     IDS_MISSING,
@@ -31,7 +30,7 @@ from gym_ray.token_id_capture.reasons import (
     USAGE_MISMATCH,
     USAGE_MISSING,
 )
-from gym_ray.token_id_capture.token_arrays import TokenIds
+from gym_ray.token_id_capture.token_arrays import TokenArray, TokenIds, pack_log_probs, pack_token_ids
 
 __all__ = ["EngineReport", "counted", "token_outcome"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
-from gym_ray.token_id_capture.packed import TokenArray, starts_with
 from gym_ray.token_id_capture.reasons import PREFIX_NOT_SUPPLIED
+from gym_ray.token_id_capture.token_arrays import TokenArray, starts_with
 
 __all__ = ["SuppliedPrefix"]
 

@@ -14,7 +14,7 @@ from gym_ray.token_id_capture.adapters.engine_report import EngineReport, token_
 from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
 from gym_ray.token_id_capture.adapters.vllm import take_ending
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
-from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import TokenArray, pack_token_ids
 
 __all__ = ["ChatTokenStream"]
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gym_ray.token_id_capture.packed import PackedEntry, TokenArray, join_tokens, pack_log_probs, starts_with
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.reasons import DUPLICATE_CALL_ID_CONFLICT, UNPACKABLE_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, pack_log_probs, starts_with
 
 __all__ = ["Call", "Gathered", "continues", "gather", "packed_record", "tokens_between"]
 

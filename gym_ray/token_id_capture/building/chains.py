@@ -14,8 +14,9 @@ from typing import Final, cast
 
 from gym_ray.token_id_capture.building.calls import Call, tokens_between
 from gym_ray.token_id_capture.building.linking import path_of
-from gym_ray.token_id_capture.packed import PackedEntry, TokenArray, starts_with
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry, array_problem
+from gym_ray.token_id_capture.token_arrays import TokenArray, starts_with
 
 __all__ = [
     "MAIN_CHAIN",

@@ -15,8 +15,9 @@ import orjson
 
 from gym_ray import exact_json
 from gym_ray.token_id_capture.building.chains import MAIN_CHAIN, PER_REQUEST, BuildOutput, Chain, ChainLink
-from gym_ray.token_id_capture.packed import PackedEntry, TokenArray
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TOKEN_FIELDS
+from gym_ray.token_id_capture.token_arrays import TokenArray
 
 __all__ = [
     "assert_prefix_contiguity",

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gym_ray.token_id_capture.building.calls import Call, tokens_between
 from gym_ray.token_id_capture.extras import chain_hash
-from gym_ray.token_id_capture.packed import TokenArray, digest_packed, join_tokens
 from gym_ray.token_id_capture.reasons import DELTA_CHAIN_UNRECONSTRUCTABLE, RECORD_DIGEST_MISMATCH
 from gym_ray.token_id_capture.records import MAX_DELTA_LINKS
+from gym_ray.token_id_capture.token_arrays import TokenArray, digest_packed, join_tokens
 
 __all__ = ["prove_records"]
 

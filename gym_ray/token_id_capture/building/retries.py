@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gym_ray.token_id_capture.building.calls import Call, tokens_between
-from gym_ray.token_id_capture.packed import digest_packed
+from gym_ray.token_id_capture.token_arrays import digest_packed
 
 __all__ = ["Retries", "settle_retries"]
 

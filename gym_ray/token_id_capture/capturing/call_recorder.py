@@ -33,10 +33,10 @@ from gym_ray.token_id_capture.lineage import (
     RESOLVER_UNAVAILABLE_REASON,
     LineageResolution,
 )
-from gym_ray.token_id_capture.packed import starts_with
 from gym_ray.token_id_capture.reasons import CAPTURE_FAILED, IDS_MISSING, PREFIX_NOT_SUPPLIED
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.request_items import RequestItems, text_input_of
+from gym_ray.token_id_capture.token_arrays import starts_with
 
 __all__ = ["CallRecorder", "CaptureServices", "OnThread"]
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from gym_ray.errors import RequiredPrefixError
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
-from gym_ray.token_id_capture.packed import pack_token_ids, starts_with
 from gym_ray.token_id_capture.reasons import PREFIX_NOT_APPLIED, PREFIX_REMOVED, PREFIX_UNPROVEN
+from gym_ray.token_id_capture.token_arrays import pack_token_ids, starts_with
 
 __all__ = [
     "REQUIRED_PREFIX_FIELD",

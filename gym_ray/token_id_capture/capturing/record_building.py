@@ -20,14 +20,6 @@ from gym_ray.token_id_capture.lineage import (
     LineageResolution,
     stamp_continuation,
 )
-from gym_ray.token_id_capture.packed import (
-    TokenArray,
-    digest_packed,
-    join_tokens,
-    pack_log_probs,
-    pack_token_ids,
-    starts_with,
-)
 from gym_ray.token_id_capture.reasons import (
     IDS_MISSING,
     LENGTH_MISMATCH,
@@ -42,6 +34,14 @@ from gym_ray.token_id_capture.records import (
     extract_token_fields,
     response_to_output_items,
     strip_token_fields,
+)
+from gym_ray.token_id_capture.token_arrays import (
+    TokenArray,
+    digest_packed,
+    join_tokens,
+    pack_log_probs,
+    pack_token_ids,
+    starts_with,
 )
 
 __all__ = [

@@ -18,7 +18,7 @@ from gym_ray.model_server.llama_cpp.token_in import continue_parent
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, ids_of, sse
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, Untrainable
-from gym_ray.token_id_capture.packed import pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 BOS, START, END, EOS = (MARKERS[name] for name in ("<bos>", "<start_of_turn>", "<end_of_turn>", "<eos>"))
 HI, HELLO = 900, 901

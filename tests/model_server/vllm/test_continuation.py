@@ -18,7 +18,7 @@ from gym_ray.model_server.vllm.continuation import (
     with_placeholder_answer,
 )
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
-from gym_ray.token_id_capture.packed import TokenArray, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import TokenArray, pack_token_ids
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 TURNS = [

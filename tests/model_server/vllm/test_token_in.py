@@ -23,7 +23,7 @@ from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untr
 from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.exact_tokens import ParentTokens
 from gym_ray.token_id_capture.extras import WeightSpan
-from gym_ray.token_id_capture.packed import pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 CHAT_ROUTE, RENDER, GENERATE, DERENDER = (

@@ -22,7 +22,7 @@ from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.testing.script import SSE, ScriptedAnswer
 from gym_ray.testing.vllm_link import exact_tokens, linked_vllm, parent_of, untrainable
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens
-from gym_ray.token_id_capture.packed import pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/vllm_0_32"
 USER = {"role": "user", "content": "hi"}

@@ -8,7 +8,7 @@ import pytest
 
 from gym_ray.token_id_capture.adapters.supplied_prefix import SuppliedPrefix
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
-from gym_ray.token_id_capture.packed import pack_log_probs, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import pack_log_probs, pack_token_ids
 
 
 def tokens(prompt: list[int]) -> ExactTokens:

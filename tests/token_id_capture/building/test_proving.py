@@ -8,7 +8,7 @@ from gym_ray.token_id_capture.building import proving
 from gym_ray.token_id_capture.building.calls import gather
 from gym_ray.token_id_capture.building.proving import prove_records
 from gym_ray.token_id_capture.extras import chain_hash
-from gym_ray.token_id_capture.packed import TokenArray, digest_packed, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import TokenArray, digest_packed, pack_token_ids
 
 
 @pytest.fixture

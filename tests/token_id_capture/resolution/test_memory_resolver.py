@@ -7,8 +7,9 @@ import pytest
 
 from gym_ray.testing.scripted_calls import ScriptedConversation, assistant, scripted_call, user
 from gym_ray.token_id_capture.lineage import InMemoryLineageResolver, LineageResolver
-from gym_ray.token_id_capture.packed import PackedEntry, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 FEW_SHOT = [user("q0"), assistant("example"), user("q1")]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution
-from gym_ray.token_id_capture.packed import digest_packed, pack_token_ids
 from gym_ray.token_id_capture.records import ParentResolutionStatus
+from gym_ray.token_id_capture.token_arrays import digest_packed, pack_token_ids
 
 MATCH = LineageMatch("a", pack_token_ids([1, 2]), digest_packed(pack_token_ids([1, 2])))
 

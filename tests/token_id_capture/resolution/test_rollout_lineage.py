@@ -11,11 +11,12 @@ import pytest
 
 from gym_ray.testing.scripted_calls import ScriptedConversation, assistant, scripted_call, user
 from gym_ray.token_id_capture.extras import CallExtras
-from gym_ray.token_id_capture.packed import PackedEntry, pack_token_ids
+from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import MAX_DELTA_LINKS, ParentResolutionStatus, TokenEntry
 from gym_ray.token_id_capture.resolution import held_calls
 from gym_ray.token_id_capture.resolution.call_index import hashed_items
 from gym_ray.token_id_capture.resolution.rollout_lineage import RolloutLineage
+from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 FORMS = pytest.mark.parametrize(
     ("delta", "chained"), [(True, True), (True, False), (False, True), (False, False)], ids=str

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.token_id_capture.packed import TokenArray, join_tokens, pack_token_ids
 from gym_ray.token_id_capture.resolution.token_buffers import TokenPool, TokenRun
+from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, pack_token_ids
 
 
 def tokens(*ids: int) -> TokenArray:
