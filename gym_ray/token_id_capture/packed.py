@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -32,16 +32,21 @@ from gym_ray.token_id_capture.token_arrays import (
     pack_token_ids,
 )
 
-__all__ = ["PackedEntry"]
+__all__ = ["PackedEntry", "RecordShapes"]
 
-_ARRAY_TYPES: Final = (list, tuple, np.ndarray)
+_REQUIRED: Final = frozenset({"rollout_id", "model_call_id", *TOKEN_ARRAYS})
 _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {
     None: None,
     **{str(s): s for s in ParentResolutionStatus},
 }
 _NONE: Final = type(None)
+
+RecordShapes: TypeAlias = dict[tuple[tuple[str, ...], tuple[type, ...]], bool]
+"""Names and types of the members of records, and whether they are exact; most records of a file have one of a few."""
+
 # The types of fields that need no conversion; a record with any other type is validated as a TokenEntry first.
 _EXACT_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(TOKEN_ARRAYS, (list, tuple, np.ndarray)),
     "schema_version": (int,),
     "rollout_id": (str,),
     "model_call_id": (str,),
@@ -132,16 +137,48 @@ class PackedEntry:
             )
         except ValueError:
             return None
-        packed = cls(prompt, generation, log_probs, {k: v for k, v in record.items() if k not in TOKEN_ARRAYS})
+        rest = dict(record)
+        for name in TOKEN_ARRAYS:
+            del rest[name]
+        packed = cls(prompt, generation, log_probs, rest)
+        return None if packed._problem() else packed
+
+    @classmethod
+    def of_columns(
+        cls,
+        prompt: TokenArray,
+        generation: TokenArray,
+        log_probs: FloatArray,
+        rest: dict[str, Any],
+        shapes: RecordShapes,
+    ) -> PackedEntry | None:
+        """Return the record of packed columns, None if it is one for :meth:`of_json`.
+
+        Args:
+            prompt: Its prompt.
+            generation: Its generated tokens.
+            log_probs: Their log probabilities, finite.
+            rest: All its other members, without lone surrogates; the record keeps them.
+            shapes: What was found of earlier records; this one's is added.
+        """
+        shape = tuple(rest), tuple(map(type, rest.values()))
+        exact = shapes.get(shape)
+        if exact is None:
+            exact = shapes[shape] = _has_exact_types({**dict.fromkeys(TOKEN_ARRAYS, ()), **rest})
+        if not exact or not _has_known_values(rest):
+            return None
+        packed = cls(prompt, generation, log_probs, rest)
         return None if packed._problem() else packed
 
     def _problem(self) -> str:
+        member = self.rest.get
+        status, parent_call_id = _STATUSES[member("parent_resolution")], member("parent_call_id")
         return (
-            schema_problem(self.rest.get("schema_version", TOKEN_ENTRY_RECORD_SCHEMA_VERSION))
+            schema_problem(member("schema_version", TOKEN_ENTRY_RECORD_SCHEMA_VERSION))
             or array_problem(self.generation_token_ids.size, self.generation_log_probs.size)
-            or index_problem(self.token_item_index, len(self.output_items))
-            or parent_problem(self.parent_resolution, self.parent_call_id)
-            or delta_problem(self.prompt_is_delta, self.parent_resolution, self.parent_call_id)
+            or index_problem(member("token_item_index"), len(member("output_items", ())))
+            or parent_problem(status, parent_call_id)
+            or delta_problem(member("prompt_is_delta", False), status, parent_call_id)
         )
 
     def entry(self) -> TokenEntry:
@@ -258,21 +295,23 @@ class PackedEntry:
 
 
 def _is_exact(record: Mapping[str, Any]) -> bool:
-    if not {"rollout_id", "model_call_id", *TOKEN_ARRAYS} <= record.keys():
+    if not _has_exact_types(record) or not _has_known_values(record):
         return False
-    for name, value in record.items():
-        if not name.isascii():
-            return False
-        if name not in _EXACT_TYPES:
-            continue
-        if type(value) not in _EXACT_TYPES[name] or not _is_plain(value):
-            return False
-    return record.get("parent_resolution") in _STATUSES and all(
-        type(record[name]) in _ARRAY_TYPES for name in TOKEN_ARRAYS
-    )
+    texts = (record[name] for name in _EXACT_TYPES.keys() & record.keys())
+    return not any(type(text) is str and not text.isascii() and _holds_surrogate(text) for text in texts)
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
-    return not isinstance(value, list) or all(type(item) is dict for item in value)
+def _has_exact_types(record: Mapping[str, Any]) -> bool:
+    """Whether every member that a record needs is there, and no name and no type needs converting."""
+    if not record.keys() >= _REQUIRED or not "".join(record).isascii():
+        return False
+    return all(type(value) in _EXACT_TYPES[name] for name, value in record.items() if name in _EXACT_TYPES)
+
+
+def _has_known_values(record: Mapping[str, Any]) -> bool:
+    items = record.get("output_items", ())
+    return record.get("parent_resolution") in _STATUSES and all(type(item) is dict for item in items)
+
+
+def _holds_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -6,8 +6,7 @@ Numbers survive exactly both ways; a line that no reader could turn back into it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from pydantic_core import to_jsonable_python
@@ -16,16 +15,19 @@ from gym_ray import exact_json
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
 
-__all__ = ["RawLine", "encode_entry", "is_same_record", "iterate_lines", "parse_line"]
+__all__ = ["RawLine", "encode_entry", "is_same_record", "iterate_lines", "may_round", "parse_line"]
 
 _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 1 << 16
 
-# From 19 digits on, orjson may round an integer. The digits behind a point do not count, and nearly every record has
-# a log probability with that many; so a point goes away with as many digits as could be mistaken.
+# From 19 digits on, orjson may round an integer. Digits behind a point do not count, and nearly every record has a log
+# probability with that many; nor do those of a hexadecimal digest. So it matters what stands before them.
 _DIGITS_AS_ZEROS: Final = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
 _LONG_NUMBER: Final = b"0" * 19
-_LONG_FRACTION: Final = b"." + _LONG_NUMBER
+_LONG_INTEGERS: Final = tuple(before.to_bytes() + _LONG_NUMBER for before in b":,[- \t\r\n")
+_LOG_PROBS: Final = b',"generation_log_probs":['
+_GENERATION: Final = b'],"generation_token_ids":['
+_PROMPT: Final = b',"prompt_token_ids":['
 
 
 def encode_entry(entry: TokenEntry) -> bytes:
@@ -70,12 +72,12 @@ def _sorted(value: Any) -> Any:
 
 
 def parse_line(line: bytes) -> Any:
-    """Parse one line exactly.
+    """Parse one line exactly, but for numbers in token columns that are no token ids.
 
     Raises:
         ValueError: It is no JSON.
     """
-    if not _may_round(line):
+    if not may_round(line):
         try:
             return orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -83,9 +85,31 @@ def parse_line(line: bytes) -> Any:
     return exact_json.loads(line)
 
 
-def _may_round(line: bytes) -> bool:
-    zeros = line.translate(_DIGITS_AS_ZEROS)
-    return _LONG_NUMBER in zeros and _LONG_NUMBER in zeros.replace(_LONG_FRACTION, b".")
+def may_round(line: bytes) -> bool:
+    """Whether orjson might round an integer of a line that matters, so that only the exact parser will do."""
+    zeros = _without_columns(line).translate(_DIGITS_AS_ZEROS)
+    return _LONG_NUMBER in zeros and (
+        zeros.startswith(_LONG_NUMBER) or any(integer in zeros for integer in _LONG_INTEGERS)
+    )
+
+
+def _without_columns(line: bytes) -> bytes:
+    """Return what stands around a record's three columns of numbers, or all of a line that is laid out otherwise.
+
+    They are most of a line. A log probability is rounded to a float anyway, and what is rounded is no token id. They
+    are the record's own columns, and nothing else goes with them, where no other object begins before the first or
+    ends behind the last.
+    """
+    floats = line.find(_LOG_PROBS)
+    generation = line.find(b"]", floats)
+    generation_end = line.find(b"]", generation + 1)
+    prompt = line.find(_PROMPT, generation_end)
+    head, tail = line[:floats], line[line.find(b"]", prompt) :]
+    if floats < 0 or prompt < 0 or not line.startswith(_GENERATION, generation):
+        return line
+    if head.count(b"{") != 1 or tail.count(b"}") != 1:
+        return line
+    return b"".join((head, line[generation_end:prompt], tail))
 
 
 def is_same_record(one: bytes, other: bytes) -> bool:
@@ -103,8 +127,7 @@ def is_same_record(one: bytes, other: bytes) -> bool:
     return bool(records[0] == records[1])
 
 
-@dataclass(frozen=True, slots=True)
-class RawLine:
+class RawLine(NamedTuple):
     """A line of a file that is not blank.
 
     Attributes:

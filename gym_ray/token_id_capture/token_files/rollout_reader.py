@@ -7,17 +7,19 @@ writer may still be at work on it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gym_ray.storage.calls import FileCalls
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem
 from gym_ray.token_id_capture.reasons import CALL_WITHOUT_RECORD, MARKED_INCOMPLETE
 from gym_ray.token_id_capture.token_files.append_files import lost_records
-from gym_ray.token_id_capture.token_files.entry_lines import iterate_lines, parse_line
+from gym_ray.token_id_capture.token_files.entry_lines import RawLine, iterate_lines, parse_line
 from gym_ray.token_id_capture.token_files.line_index import KnownBytes, LineIndex, ScannedEntries
+from gym_ray.token_id_capture.token_files.packed_lines import LINES_AT_ONCE, pack_lines
 from gym_ray.token_id_capture.token_files.rollout_folder import RolloutFolder
 from gym_ray.token_id_capture.token_files.rollout_state import (
     ENTRIES_SUFFIX,
@@ -153,24 +155,34 @@ def _fits(cursor: Cursor, calls: FileCalls, fd: int, info: os.stat_result) -> bo
 
 def _read_from(calls: FileCalls, fd: int, info: os.stat_result, start: Cursor, *, restarted: bool) -> EntriesSince:
     entries: list[PackedEntry] = []
-    offset, known_bytes = start.offset, start.known_bytes
-    for line in iterate_lines(lambda count, at: calls.pread(fd, count, at), offset, info.st_size):
-        if not line.terminated:
-            break
-        try:
-            record = parse_line(line.data)
-        except ValueError:
-            if line.is_last:
-                break  # it may be cut off yet
-            record = None
-        if isinstance(record, dict):
-            entries.extend(_readable(record))
-        offset, known_bytes = line.offset + len(line.data) + 1, KnownBytes.of_line(line.data, line.offset)
-    return EntriesSince(entries, Cursor(info.st_ino, offset, known_bytes), restarted)
+    lines = iterate_lines(lambda count, at: calls.pread(fd, count, at), start.offset, info.st_size)
+    whole = (line for line in lines if line.terminated)
+    last: RawLine | None = None
+    while batch := list(islice(whole, LINES_AT_ONCE)):
+        for line, packed in zip(batch, pack_lines([line.data for line in batch]), strict=True):
+            try:
+                entry = packed or _general(line.data)
+            except ValueError:
+                if line.is_last:
+                    break  # it may be cut off yet
+                entry = None
+            if entry is not None:
+                entries.append(entry)
+            last = line
+    if last is None:
+        return EntriesSince(entries, start, restarted)
+    end, known_bytes = last.offset + len(last.data) + 1, KnownBytes.of_line(last.data, last.offset)
+    return EntriesSince(entries, Cursor(info.st_ino, end, known_bytes), restarted)
 
 
-def _readable(record: dict[str, object]) -> Iterable[PackedEntry]:
+def _general(line: bytes) -> PackedEntry | None:
+    """Return the record in a line; None for one that says nothing of a call, or what contradicts itself.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    record = parse_line(line)
     try:
-        return [PackedEntry.of_json(record)]
+        return PackedEntry.of_json(record) if isinstance(record, dict) else None
     except ValueError:
-        return []  # a snapshot names it; nothing can be linked to it
+        return None  # a snapshot names it; nothing can be linked to it
