@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from gym_ray.token_id_capture.token_arrays import TokenArray, update_with_tokens
+from gym_ray.token_id_capture.token_arrays import TokenArray, encode_packed, update_with_tokens
 
 __all__ = ["EXTRAS_MEMBER", "CallExtras", "Version", "WeightSpan", "chain_hash"]
 
@@ -19,6 +19,9 @@ EXTRAS_MEMBER: Final = "gym_ray"
 Version: TypeAlias = str | int
 
 _CHAIN_DOMAIN: Final = b"gym-ray-token-chain-1"
+_UTF_8: Final = ("utf-8", "surrogatepass")
+_FEW_TOKENS: Final = 4096
+_NUMBER: Final = struct.Struct(">Q").pack
 _TEXTS: Final = ("strict_context_digest", "text_input_digest", "ended_by", "token_in")
 _VERSIONS: Final = ("version_start", "version_end")
 
@@ -70,9 +73,10 @@ class CallExtras:
         known: dict[str, Any] = {}
         unknown: dict[str, Any] = {}
         for name, value in record_extra.items():
-            if name not in _READERS:
+            reader = _READERS.get(name)
+            if reader is None:
                 unknown[name] = value
-            elif (read := _READERS[name](value)) is not None:
+            elif (read := reader(value)) is not None:
                 known[name] = read
         return cls(**known, unknown=unknown)
 
@@ -100,12 +104,11 @@ def chain_hash(
         prompt: Prompt tokens as the record holds them.
         generation: Generated tokens.
     """
-    state = hashlib.sha256(_CHAIN_DOMAIN)
-    for text in (parent_chain_hash or "", digest):
-        encoded = text.encode("utf-8", "surrogatepass")
-        state.update(struct.pack(">Q", len(encoded)))
-        state.update(encoded)
-    state.update(struct.pack(">Q", cum_len))
+    parent, claimed = (parent_chain_hash or "").encode(*_UTF_8), digest.encode(*_UTF_8)
+    claims = b"".join((_CHAIN_DOMAIN, _NUMBER(len(parent)), parent, _NUMBER(len(claimed)), claimed, _NUMBER(cum_len)))
+    if prompt.size + generation.size <= _FEW_TOKENS:  # as most records have, and a chain has many of them
+        return hashlib.sha256(claims + encode_packed(prompt) + encode_packed(generation)).hexdigest()
+    state = hashlib.sha256(claims)
     update_with_tokens(state, prompt)
     update_with_tokens(state, generation)
     return state.hexdigest()

@@ -48,6 +48,7 @@ TokenIds: TypeAlias = (
 )
 LogProbs: TypeAlias = "Sequence[float] | NDArray[Any] | memoryview | array[float]"
 
+_HEADER: Final = struct.Struct(">BQ").pack
 _ID_LIMIT: Final = 1 << 64
 _NARROW_LIMIT: Final = 1 << 32
 # 64 KiB of big-endian ids at a time stay in the processor's cache between the conversion and the hash.
@@ -104,7 +105,7 @@ def digest_packed(ids: TokenArray) -> str:
 
 def token_header(count: int) -> bytes:
     """Return the nine bytes that precede ``count`` encoded ids (B9)."""
-    return struct.pack(">BQ", DIGEST_VERSION, count)
+    return _HEADER(DIGEST_VERSION, count)
 
 
 def update_with_tokens(state: Any, ids: TokenArray) -> None:

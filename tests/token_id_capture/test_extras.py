@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -98,3 +99,17 @@ def test_a_chain_hash_depends_on_every_claim_and_every_token() -> None:
     assert chain_hash("p", "d", 3, pack_token_ids([1, 2]), pack_token_ids([3])) == whole
     assert chain_hash("", "d", 3, prompt, generation) == others[0]
     assert len(whole) == 64
+
+
+@pytest.mark.parametrize("prompt_len", [0, 1, 4093, 4094, 20_000])
+@pytest.mark.parametrize("parent", [None, "p", "\ud800"])
+def test_a_chain_hash_is_one_hash_over_its_parts_however_many_tokens_there_are(
+    prompt_len: int, parent: str | None
+) -> None:
+    prompt, generation = pack_token_ids(range(prompt_len)), pack_token_ids([1, 2**40, 2**64 - 1])
+    texts = [text.encode("utf-8", "surrogatepass") for text in (parent or "", "digest")]
+    parts = [b"gym-ray-token-chain-1", *(len(text).to_bytes(8, "big") + text for text in texts)]
+    parts.append((prompt_len + 9).to_bytes(8, "big"))
+    parts += [b"\x01" + ids.size.to_bytes(8, "big") + ids.astype(">u8").tobytes() for ids in (prompt, generation)]
+    expected = hashlib.sha256(b"".join(parts)).hexdigest()
+    assert chain_hash(parent, "digest", prompt_len + 9, prompt, generation) == expected

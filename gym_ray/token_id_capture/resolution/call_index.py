@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gym_ray.token_id_capture.fingerprint import (
     FINGERPRINT_VERSION,
@@ -25,13 +25,13 @@ from gym_ray.token_id_capture.resolution.parent_links import AMBIGUOUS_REASON, N
 __all__ = ["CallIndex", "IndexedCall", "Unresolved", "hashed_items"]
 
 _REASONING: Final = "reasoning"
+_ONLY_REASONING: Final = frozenset({_REASONING})
 _CALLS: Final = "_call"  # custom_tool_call, web_search_call, ...: the model makes them, and a tool answers
 _NOTHING_SAID: Final = assistant_fingerprint([{"role": "assistant"}])
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedCall:
-    """What the record of a call says about the conversations that continue it.
+class IndexedCall(NamedTuple):
+    """What the record of a call says about the conversations that continue it; a rollout has many.
 
     Attributes:
         model_call_id: The call.
@@ -77,7 +77,7 @@ class IndexedCall:
             extras.model_items,
             entry.digest,
             entry.cum_len,
-            frozenset(kind for kind in others if isinstance(kind, str)) | {_REASONING},
+            _ONLY_REASONING.union(kind for kind in others if isinstance(kind, str)) if others else _ONLY_REASONING,
             0 < len(others) == len(entry.output_items),
         )
 

@@ -18,15 +18,23 @@ from gym_ray.token_id_capture.token_arrays import TokenArray
 __all__ = ["TokenPool", "TokenRun"]
 
 _SMALLEST_GROWTH: Final = 256
+_NARROW, _WIDE = np.dtype(np.uint32), np.dtype(np.uint64)
 
 
 class _Buffer:
     """Cells with room for more; the first ``used`` of them are written and never change."""
 
-    __slots__ = ("cells", "used")
+    __slots__ = ("cells", "shown", "used")
 
     def __init__(self, cells: NDArray[Any]) -> None:
-        self.cells, self.used = cells, 0
+        self.used = 0
+        self.hold(cells)
+
+    def hold(self, cells: NDArray[Any]) -> None:
+        """Go on with other cells, which hold what was written."""
+        self.cells, shown = cells, cells.view()
+        shown.flags.writeable = False
+        self.shown = shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,9 +46,7 @@ class TokenRun:
 
     def view(self, start: int = 0, stop: int | None = None) -> TokenArray:
         """Return tokens ``start`` to ``stop`` of the run, read-only and without a copy."""
-        view = self._buffer.cells[start : self.length if stop is None else stop]
-        view.flags.writeable = False
-        return cast("TokenArray", view)
+        return cast("TokenArray", self._buffer.shown[start : self.length if stop is None else stop])
 
 
 class TokenPool:
@@ -77,7 +83,7 @@ class TokenPool:
         old = buffer.cells
         cells = self._cells(max(needed, old.size * 3 // 2, old.size + _SMALLEST_GROWTH), old.dtype)
         cells[: buffer.used] = old[: buffer.used]
-        buffer.cells = cells  # only now, for views that are taken meanwhile
+        buffer.hold(cells)  # only now, for views that are taken meanwhile
         self.reserved -= old.size
 
     def _cells(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -86,12 +92,13 @@ class TokenPool:
 
 
 def _dtype_of(parts: Sequence[TokenArray]) -> np.dtype[Any]:
-    wide = any(part.itemsize > 4 for part in parts)
-    return np.dtype(np.uint64 if wide else np.uint32)
+    return _WIDE if any(part.itemsize > 4 for part in parts) else _NARROW
 
 
 def _append(buffer: _Buffer, parts: Sequence[TokenArray]) -> TokenRun:
+    end = buffer.used
     for part in parts:
-        buffer.cells[buffer.used : buffer.used + part.size] = part
-        buffer.used += part.size
-    return TokenRun(buffer, buffer.used)
+        begin, end = end, end + part.size
+        buffer.cells[begin:end] = part
+    buffer.used = end
+    return TokenRun(buffer, end)
