@@ -1,4 +1,4 @@
-"""Token records as an honest writer makes them, and what is true of each call, for tests that then do harm to them."""
+"""Token records as a correct writer makes them, with the true tokens of each call, for tests that damage records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TokenRollout"]
 
 
 class TokenRollout:
-    """The calls of one rollout, told one after the other.
+    """The calls of one rollout, added one after the other.
 
     Attributes:
         records: Call id to its record as a JSON object.

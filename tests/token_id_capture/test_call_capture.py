@@ -330,7 +330,7 @@ async def test_an_untrainable_answer_marks_its_rollout_with_the_reason(
     assert [(p.reason, p.model_call_id, p.detail) for p in snapshot.problems] == [
         ("usage_mismatch", "c0", "5 ids, usage says 6")
     ]
-    assert kept.health.untrainable_calls() == {"usage_mismatch": 1}
+    assert kept.health.counts().untrainable == {"usage_mismatch": 1}
     assert kept.health.snapshot()["capture_failures"] == 0
 
 

@@ -98,10 +98,6 @@ class CaptureHealth:
             prefix = PrefixCounts(self._prefix["supplied"], self._prefix["eligible"], self._prefix["total"])
             return CaptureCounts(resolutions, self._failures, dict(self._untrainable), prefix)
 
-    def untrainable_calls(self) -> dict[str, int]:
-        """Return how many calls were untrainable, by reason."""
-        return dict(self.counts().untrainable)
-
     def prefix_counts(self) -> PrefixCounts:
         """Return how often a parent's tokens went in."""
         return self.counts().prefix
