@@ -18,17 +18,9 @@ from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow
 from gym_ray.token_id_capture.store import TokenCaptureStore
-from gym_ray.token_id_capture.token_files.rollout_state import (
-    ENTRIES_SUFFIX,
-    INCOMPLETE_SUFFIX,
-    INTENTS_SUFFIX,
-    STATE_SUFFIX,
-    RolloutState,
-)
 
 __all__ = ["RolloutTokens", "print_json", "read_tokens"]
 
-_SUFFIXES = (ENTRIES_SUFFIX, STATE_SUFFIX, INTENTS_SUFFIX, INCOMPLETE_SUFFIX)
 _MODEL_CALLS = "*.capture.jsonl"
 _NAMED = 8
 
@@ -70,19 +62,19 @@ def read_tokens(directory: Path, rollout_id: str, terminal_call_id: str | None =
         raise CaptureError(f"{directory}: not a directory; name the token_id_capture.dir of a run")
     store = TokenCaptureStore(directory)
     records, problems = store.read_packed(rollout_id)
-    state = _state(directory / f"{rollout_id}{STATE_SUFFIX}")
-    if state is not None and state.retired:
+    stage = store.stage(rollout_id)
+    if stage == "retired":
         remedy = "they are in the rollout's record, in response.output"
         raise CaptureError(f"{directory}: the tokens of rollout {rollout_id} were handed over and removed; {remedy}")
-    if not (records or problems or state):
-        raise CaptureError(_unknown(directory, rollout_id))
+    if stage == "unknown":
+        raise CaptureError(_unknown(store, rollout_id))
     if terminal_call_id is not None and all(record.model_call_id != terminal_call_id for record in records):
         known = _some(record.model_call_id for record in records)
         raise CaptureError(f"{directory}: rollout {rollout_id} has no call {terminal_call_id!r}; there are {known}")
     ending = Ending(explicit_terminal_call_id=terminal_call_id)
     assembled = assemble(rollout_id, records, problems=problems, ending=ending)
     rows = tuple(assembled.rows(branches=True))
-    return RolloutTokens(directory, rollout_id, tuple(records), assembled, rows, state is not None and state.frozen)
+    return RolloutTokens(directory, rollout_id, tuple(records), assembled, rows, stage == "frozen")
 
 
 def print_json(report: RolloutTokens) -> None:
@@ -127,18 +119,9 @@ def _call(record: PackedEntry) -> dict[str, Any]:
     }
 
 
-def _state(path: Path) -> RolloutState | None:
-    try:
-        return RolloutState.of_bytes(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return RolloutState()  # an unreadable one says nothing; the records are in another file (W17)
-
-
-def _unknown(directory: Path, rollout_id: str) -> str:
+def _unknown(store: TokenCaptureStore, rollout_id: str) -> str:
+    directory, known = store.root, store.rollout_ids()
     message = f"{directory}: no token capture of rollout {rollout_id}"
-    known = {path.name.removesuffix(suffix) for suffix in _SUFFIXES for path in directory.glob(f"*{suffix}")}
     if known:
         near = sorted(known, key=lambda name: (not name.startswith(rollout_id), len(name), name))
         return f"{message}; there are {_some(near)}"

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from gym_ray.errors import CaptureError, DamagedRecordError, RecordConflictError, StorageError
 from gym_ray.storage.calls import FileCalls
@@ -53,8 +53,12 @@ from gym_ray.token_id_capture.token_files.rollout_state import check_store_rollo
 __all__ = [
     "Cursor",
     "EntriesSince",
+    "RolloutStage",
     "TokenCaptureStore",
 ]
+
+RolloutStage = Literal["unknown", "open", "frozen", "retired"]
+"""How far a rollout has come: it has no files, takes calls, takes no new calls, or was handed over and removed."""
 
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
@@ -268,6 +272,22 @@ class TokenCaptureStore:
         """
         with self._named(rollout_id):
             return read_since(self._folder, rollout_id, cursor)
+
+    def rollout_ids(self) -> list[str]:
+        """Return the rollouts that have files, sorted. Blocks."""
+        return self._folder.rollout_ids()
+
+    def stage(self, rollout_id: str) -> RolloutStage:
+        """Return how far a rollout has come. Blocks.
+
+        Raises:
+            CaptureError: The files cannot be read.
+        """
+        with self._named(rollout_id):
+            state = self._folder.state(rollout_id)
+            if state.retired or state.frozen:
+                return "retired" if state.retired else "frozen"
+            return "open" if self._folder.holds_anything(rollout_id) else "unknown"
 
     def is_incomplete(self, rollout_id: str) -> bool:
         """Return whether a rollout is marked; begun calls and damage show in a snapshot only (B67, W18). Blocks.

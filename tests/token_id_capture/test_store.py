@@ -460,3 +460,18 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     paths = [tmp_path / "tokens", *(tmp_path / "tokens").iterdir()]
     assert len(paths) == 6
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
+
+
+async def test_how_far_each_rollout_has_come(store: TokenCaptureStore) -> None:
+    assert (store.rollout_ids(), store.stage("r0")) == ([], "unknown")
+    store.append(entry("c0"))
+    await store.begin_call("r1", "c0")
+    await store.mark_incomplete("r2")
+    assert store.rollout_ids() == ["r0", "r1", "r2"]
+    assert [store.stage(rollout_id) for rollout_id in ("r0", "r1", "r2", "r3")] == ["open"] * 3 + ["unknown"]
+    snapshot = await store.freeze("r0")
+    assert store.stage("r0") == "frozen"
+    assert await store.drop("r0", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    assert store.stage("r0") == "retired"
+    store.delete("r0")
+    assert (store.rollout_ids(), store.stage("r0")) == (["r1", "r2"], "unknown")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Final
 
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.line_files import LineFiles
@@ -26,6 +27,7 @@ from gym_ray.token_id_capture.token_files.rollout_state import (
 __all__ = ["RolloutFolder"]
 
 _log = logging.getLogger(__name__)
+_SUFFIXES: Final = (ENTRIES_SUFFIX, STATE_SUFFIX, INTENTS_SUFFIX, INCOMPLETE_SUFFIX)
 
 
 class RolloutFolder:
@@ -198,5 +200,9 @@ class RolloutFolder:
 
     def holds_anything(self, rollout_id: str) -> bool:
         """Return whether a rollout has any file but its lock."""
-        suffixes = ENTRIES_SUFFIX, STATE_SUFFIX, INTENTS_SUFFIX, INCOMPLETE_SUFFIX
-        return any(self.size(rollout_id, suffix) is not None for suffix in suffixes)
+        return any(self.size(rollout_id, suffix) is not None for suffix in _SUFFIXES)
+
+    def rollout_ids(self) -> list[str]:
+        """Return the rollouts that have any file but a lock, sorted."""
+        found = {path.name.removesuffix(suffix) for suffix in _SUFFIXES for path in self.root.glob(f"*{suffix}")}
+        return sorted(found)
