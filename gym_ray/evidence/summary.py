@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TOKEN_METRICS_FIELD", "RolloutSummary", "summarise"]
+from gym_ray.token_id_capture.delivery import TOKEN_METRICS_FIELD
 
-TOKEN_METRICS_FIELD = "_ng_token_capture"  # noqa: S105 - a member's name, not a secret
-"""Member of a record that says what its token capture gave (B123), and why its tokens are masked."""
+__all__ = ["RolloutSummary", "summarise"]
 
 _LONGEST_NAME = 80
 

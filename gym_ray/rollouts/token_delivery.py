@@ -14,13 +14,13 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunResult
-from gym_ray.evidence.summary import TOKEN_METRICS_FIELD
 from gym_ray.rollouts.ports import AttemptJob
 from gym_ray.rollouts.token_sources import BoundedSource, LossySource, StaleCaptures
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.config import build_source, build_token_source
 from gym_ray.token_id_capture.delivery import (
+    TOKEN_METRICS_FIELD,
     TRAINING_ROWS_FIELD,
     capture_build_can_retire,
     finalize_rollout_token_capture,

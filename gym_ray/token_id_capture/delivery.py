@@ -16,6 +16,7 @@ from gym_ray.token_id_capture.protocols import TokenSource
 from gym_ray.token_id_capture.reasons import ALREADY_MASKED, FINALISATION_FAILED, MALFORMED_ROLLOUT_ID, NO_CAPTURE_KEY
 
 __all__ = [
+    "TOKEN_METRICS_FIELD",
     "TRAINING_ROWS_FIELD",
     "capture_build_can_retire",
     "finalize_rollout_token_capture",
@@ -25,10 +26,11 @@ __all__ = [
     "trajectories_from_source",
 ]
 
+TOKEN_METRICS_FIELD: Final = "_ng_token_capture"  # noqa: S105 - a member's name, not a secret
+"""Member of a record that says what its token capture gave (B123), and why its tokens are masked."""
 TRAINING_ROWS_FIELD: Final = "_ng_training_rows"
 """Member of a record that holds its training rows."""
 
-_METRICS: Final = "_ng_token_capture"
 _log = logging.getLogger(__name__)
 
 
@@ -115,7 +117,7 @@ def mask_reasons(build: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _is_settled(result: Mapping[str, Any]) -> bool:
     """Whether the record says enough: it has tokens, or an earlier finalisation masked it (B122, W29)."""
-    return _has_tokens(result) or bool(_METRICS in result and result.get("mask_sample"))
+    return _has_tokens(result) or bool(TOKEN_METRICS_FIELD in result and result.get("mask_sample"))
 
 
 def _has_tokens(result: Mapping[str, Any]) -> bool:
@@ -183,9 +185,9 @@ def _put_into(result: MutableMapping[str, Any], build: Mapping[str, Any]) -> Non
             result["response"] = rebuilt
     if "training_rows" in build:
         result[TRAINING_ROWS_FIELD] = build["training_rows"]
-    result[_METRICS] = dict(build["metrics"])
+    result[TOKEN_METRICS_FIELD] = dict(build["metrics"])
     if "error" in build:
-        result[_METRICS]["error"] = build["error"]
+        result[TOKEN_METRICS_FIELD]["error"] = build["error"]
     if build["mask_sample"]:
         result["mask_sample"] = True
         _log.warning("%s: masked: %s", build["rollout_id"], build.get("error") or ", ".join(build["mask_reasons"]))
@@ -197,7 +199,7 @@ def _refuse(
     """Mask a record whose capture cannot even be looked at."""
     metrics = {"n_calls": 0, "error": problem}
     result["mask_sample"] = True
-    result[_METRICS] = dict(metrics)
+    result[TOKEN_METRICS_FIELD] = dict(metrics)
     build = {
         "rebuilt_response": None,
         "mask_sample": True,
