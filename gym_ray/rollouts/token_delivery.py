@@ -1,7 +1,8 @@
-"""Puts the exact tokens of a finished attempt into its record, and lets go of the capture once that record is durable.
+"""Puts the exact tokens of a finished attempt into its record, and removes the capture once that record is durable.
 
-The order is the promise: the calls have ended, the capture is frozen, the record is stored, and only then is anything
-retired. A rollout whose tokens are not proved keeps its evidence and is masked; so does a failed one (B122-B124).
+The order matters: first the calls end, then the capture is frozen, then the record is stored, and only then is the
+capture removed. A rollout whose tokens are not proved keeps its evidence and is masked; so does a failed one
+(B122-B124).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run asks of a source of token captures, which may be somebody else's code.
+"""How a run uses a source of token captures, which may be foreign code.
 
 A source that hangs must not hold a run up for ever, and what an earlier run left under the same ids must not mix with
-what comes now.
+the captures of this one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import logging
 from typing import Any, Final, Protocol
 
 from gym_ray.errors import CaptureError, GymRayError
-from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
+from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
+from gym_ray.token_id_capture.reasons import MARK_PENDING
 
-__all__ = ["MARK_PENDING", "BoundedSource", "LossySource", "StaleCaptures"]
+__all__ = ["BoundedSource", "LossySource", "StaleCaptures"]
 
 _log = logging.getLogger(__name__)
-MARK_PENDING: Final = "mark_pending"
-"""Reason of a capture that lost tokens while the mark that says so was not durable."""
-TIMEOUT_S: Final = 30.0
-"""Longest that one question may take: a freeze and a drop together stay below what a join may take."""
+_TIMEOUT_S: Final = 30.0
+"""Longest time for one call: a freeze and a drop together stay below what a join may take."""
 
 
 class _Deletes(Protocol):
@@ -38,7 +37,7 @@ class BoundedSource:
         timeout_s: Longest that it may take for one question.
     """
 
-    def __init__(self, source: TokenSource, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, source: TokenSource, timeout_s: float = _TIMEOUT_S) -> None:
         self._source, self._name, self._timeout_s = source, type(source).__name__, timeout_s
         self._calls = BoundedCalls(timeout_s)
 
@@ -93,7 +92,7 @@ class StaleCaptures:
         timeout_s: Longest that it may take for one capture.
     """
 
-    def __init__(self, keeper: _Deletes, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, keeper: _Deletes, timeout_s: float = _TIMEOUT_S) -> None:
         self._keeper, self._timeout_s = keeper, timeout_s
 
     @classmethod

@@ -1,7 +1,7 @@
-"""What a token store must answer, worked out in memory: the rules of its files without the files.
+"""A model of the token store in memory: the rules of its files without the files.
 
-A model for tests of a store on files: it is told the same operations, damage included, and says what each must return.
-It also says which rules it needed that take damage and repetition better than a plain reading of the protocol would.
+A test gives the model and a real store the same operations, damage included, and compares what they return. The model
+also records which rules about damage and repetition (W16 and others) the operations needed.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from gym_ray.errors import CaptureError
+from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.capturing.call_recorder import CallRecorder, CaptureServices
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
 from gym_ray.token_id_capture.capturing.late_marks import LateMarks
-from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
+from gym_ray.token_id_capture.capturing.sink_calls import SinkCalls
 from gym_ray.token_id_capture.exact_tokens import ParentTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver

@@ -55,6 +55,8 @@ PREFIX_NOT_APPLIED: Final = "prefix_not_applied"
 
 MARKED_INCOMPLETE: Final = "marked_incomplete"
 """Somebody marked the rollout, without a reason of its own."""
+MARK_PENDING: Final = "mark_pending"
+"""A server lost tokens of the rollout, and its mark was not durable yet when the rollout was read."""
 CALL_WITHOUT_RECORD: Final = "call_without_record"
 """A call was begun and has no record: it may have generated tokens that are lost (B55)."""
 DAMAGED_LINE: Final = "damaged_line"

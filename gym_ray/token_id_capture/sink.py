@@ -12,6 +12,7 @@ import operator
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
+from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.capturing.call_recorder import CallRecorder, CaptureServices
 from gym_ray.token_id_capture.capturing.capture_context import (
     CaptureContext,
@@ -21,7 +22,6 @@ from gym_ray.token_id_capture.capturing.capture_context import (
 )
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth, PrefixCounts
 from gym_ray.token_id_capture.capturing.prefix_supply import prefix_problem, put_prefix
-from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, missing_methods
 from gym_ray.token_id_capture.protocols import TokenSink, TokenSource

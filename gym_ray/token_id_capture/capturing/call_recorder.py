@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from gym_ray.errors import CaptureError, UnusableTokensError
+from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
 from gym_ray.token_id_capture.capturing.record_building import (
@@ -24,7 +25,7 @@ from gym_ray.token_id_capture.capturing.record_building import (
     stamped,
     tokens_of_fields,
 )
-from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
+from gym_ray.token_id_capture.capturing.sink_calls import SinkCalls
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import Version
 from gym_ray.token_id_capture.fingerprint import HashedItems, assistant_fingerprint

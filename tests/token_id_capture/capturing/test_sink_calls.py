@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import pytest
 
 from gym_ray.errors import RolloutIdError
 from gym_ray.testing.token_sinks import NotingTokenSink, PlainTokenSink
-from gym_ray.token_id_capture.capturing.sink_calls import BoundedCalls, SinkCalls
+from gym_ray.token_id_capture.bounded_calls import BoundedCalls
+from gym_ray.token_id_capture.capturing.sink_calls import SinkCalls
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
@@ -20,54 +20,6 @@ ENTRY = TokenEntry(
 
 def calls(sink: object, timeout_s: float | None = None) -> SinkCalls:
     return SinkCalls(sink, BoundedCalls(timeout_s))
-
-
-async def test_a_call_that_heeds_no_cancellation_is_let_go_and_kept_until_it_ends() -> None:
-    released, ended = asyncio.Event(), []
-
-    async def stubborn() -> None:
-        while not released.is_set():
-            try:
-                await released.wait()
-            except asyncio.CancelledError:
-                continue
-        ended.append(True)
-
-    bounded = BoundedCalls(0.01)
-    with pytest.raises(TimeoutError, match=r"put of the token sink did not end within 0\.01 s"):
-        await bounded.run(stubborn(), "put of the token sink")
-    await bounded.aclose(0.01)
-    assert ended == []
-    released.set()
-    await bounded.aclose(DEADLINE_S)
-    assert ended == [True]
-
-
-async def test_a_call_returns_or_raises_what_its_sink_does() -> None:
-    async def returns() -> int:
-        return 5
-
-    async def raises() -> int:
-        raise KeyError("x")
-
-    for timeout_s in (None, DEADLINE_S):
-        bounded = BoundedCalls(timeout_s)
-        assert await bounded.run(returns(), "it") == 5
-        with pytest.raises(KeyError):
-            await bounded.run(raises(), "it")
-
-
-async def test_who_is_cancelled_cancels_the_call() -> None:
-    sink = PlainTokenSink()
-    sink.hanging = {"put"}
-    bounded = BoundedCalls(DEADLINE_S)
-    task = asyncio.create_task(SinkCalls(sink, bounded).put(ENTRY))
-    await asyncio.wait_for(sink.reached.wait(), DEADLINE_S)
-    task.cancel()
-    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-    await bounded.aclose(DEADLINE_S)
-    sink.released.set()
-    assert sink.entries == []
 
 
 async def test_a_mark_with_a_reason_goes_where_reasons_are_kept() -> None:
