@@ -6,7 +6,7 @@ also records which rules about damage and repetition (W16 and others) the operat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["ModelRefusal", "TokenStoreModel"]
@@ -140,8 +140,9 @@ class TokenStoreModel:
 
     def delete(self) -> None:
         """Remove everything but the lock."""
-        files, fired, snapshots = {"lock"} if self.files else set(), self.fired, self.snapshots
-        self.__init__(files=files, fired=fired, snapshots=snapshots)  # type: ignore[misc]
+        fresh = TokenStoreModel(files={"lock"} if self.files else set(), fired=self.fired, snapshots=self.snapshots)
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
 
     def sweep(self, *, is_old_enough: bool) -> int:
         """Remove what a retired rollout left."""

@@ -38,7 +38,6 @@ from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.verdict import JUDGED_BY_ROWS, attribution_metric, build_metrics, doubts_of
 
 __all__ = [
-    "ATTRIBUTION_ERROR",
     "AssembledRollout",
     "Ending",
     "RowsWanted",
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 
-ATTRIBUTION_ERROR: Final = "attribution_error"
+_ATTRIBUTION_ERROR: Final = "attribution_error"
 
 _log = logging.getLogger(__name__)
 
@@ -288,7 +287,7 @@ def _attribute(entries: Sequence[TokenEntry | PackedEntry], ending: Ending) -> T
         )
     except Exception:  # noqa: BLE001 - whatever a response holds, a rollout without a known end can be built, and masked if need be
         _log.warning("%s: its last call could not be looked for", entries[0].rollout_id, exc_info=True)
-        return TerminalAttribution(None, "", ATTRIBUTION_ERROR)
+        return TerminalAttribution(None, "", _ATTRIBUTION_ERROR)
 
 
 def _build(

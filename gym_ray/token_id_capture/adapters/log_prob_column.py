@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["LogProbColumn", "id_in_text"]
+__all__ = ["LogProbColumn"]
 
 _NONE_SAID: Final = -9999.0
 """vLLM writes this where it has no log probability for a token, or one of minus infinity."""
@@ -66,7 +66,7 @@ class LogProbColumn:
             self.named.append(named)
 
 
-def id_in_text(text: object) -> int | None:
+def _id_in_text(text: object) -> int | None:
     """Return the id in a token text like ``token_id:42``; None when it holds none."""
     if not isinstance(text, str) or not text.startswith(_ID_TEXT):
         return None
@@ -76,7 +76,7 @@ def id_in_text(text: object) -> int | None:
 
 def _named_id(item: Mapping[str, Any]) -> int | None:
     named = _id(item.get("token_id"))
-    return id_in_text(item.get("token")) if named is None else named
+    return _id_in_text(item.get("token")) if named is None else named
 
 
 def _id(value: object) -> int | None:
