@@ -81,7 +81,7 @@ class TokenCapture:
         self._services = CaptureServices(
             health=self.health,
             bounded=self._bounded,
-            hashed=ConversationCache().hashed,
+            begun=ConversationCache().begun,
             on_thread=self._on_thread,
             mark_later=self._mark_later,
             weight_version=lambda: self.weight_version,

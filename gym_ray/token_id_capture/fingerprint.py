@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from gym_ray.token_id_capture.request_items import RequestItems, text_turn
 
 __all__ = [
     "FINGERPRINT_VERSION",
+    "BegunHashing",
     "ConversationHasher",
     "HashedItems",
     "assistant_fingerprint",
@@ -205,3 +206,16 @@ class HashedItems(RequestItems):
         super().__init__(items)
         self.hasher = hasher
         self.text_input_digest = "" if self.text_input is None else turn_digest(text_turn(self.text_input))
+
+
+@dataclass(frozen=True, slots=True)
+class BegunHashing:
+    """Request items that were compared with what is known, and are not hashed yet.
+
+    Attributes:
+        known: How many of them, from the first on, are known; the others are what takes time.
+        finish: Returns the items with their hashes; on any thread, once.
+    """
+
+    known: int
+    finish: Callable[[], HashedItems]

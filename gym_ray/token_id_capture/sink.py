@@ -22,6 +22,7 @@ from gym_ray.token_id_capture.capturing.capture_context import (
 )
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth, PrefixCounts
 from gym_ray.token_id_capture.capturing.prefix_supply import prefix_problem, put_prefix
+from gym_ray.token_id_capture.fingerprint import BegunHashing
 from gym_ray.token_id_capture.lineage import LineageResolution, LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, missing_methods
 from gym_ray.token_id_capture.protocols import TokenSink, TokenSource
@@ -69,7 +70,10 @@ class _Process:
         self.lineage_store: LineageResolver | None = None
         self.health = CaptureHealth()
         self.services = CaptureServices(
-            self.health, BoundedCalls(None), lambda _rollout_id, items: hashed_items(items), asyncio.to_thread
+            self.health,
+            BoundedCalls(None),
+            lambda _rollout_id, items: BegunHashing(0, lambda: hashed_items(items)),
+            asyncio.to_thread,
         )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from gym_ray.token_id_capture.call_capture import CallCapture, TokenCapture
 from gym_ray.token_id_capture.capturing import call_recorder
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, Untrainable
 from gym_ray.token_id_capture.extras import CallExtras, WeightSpan, chain_hash
+from gym_ray.token_id_capture.fingerprint import ConversationHasher
 from gym_ray.token_id_capture.lineage import LineageMatch, LineageResolution
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
-from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
+from gym_ray.token_id_capture.request_items import RequestItems
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
 from gym_ray.token_id_capture.resolution.resolvers import FileLineageResolver
 from gym_ray.token_id_capture.store import TokenCaptureStore
@@ -172,20 +173,54 @@ async def test_large_records_are_made_on_a_thread(monkeypatch: pytest.MonkeyPatc
     ],
 )
 async def test_what_takes_long_to_hash_is_hashed_on_a_thread(
-    items: list[object], on_thread: bool, monkeypatch: pytest.MonkeyPatch
+    items: list[object], on_thread: bool, hashing_threads: list[str]
 ) -> None:
-    names: list[str] = []
-    hashed = ConversationCache.hashed
-
-    def watched(cache: ConversationCache, rollout_id: str, given: Sequence[object]) -> Any:
-        names.append(threading.current_thread().name)
-        return hashed(cache, rollout_id, given)
-
-    monkeypatch.setattr(ConversationCache, "hashed", watched)
     kept = TokenCapture(NotingTokenSink(), None)
     await kept.begin("r0", "c0").resolve(items)
     await kept.aclose()
-    assert [name.startswith("token-capture") for name in names] == [on_thread]
+    assert [name.startswith("token-capture") for name in hashing_threads] == [on_thread]
+
+
+@pytest.mark.parametrize(
+    ("history", "more", "on_thread"),
+    [
+        ([QUESTION] * 1000, [QUESTION] * 256, False),
+        ([QUESTION] * 1000, [QUESTION] * 257, True),
+        ([QUESTION, {"role": "user", "content": "x" * 800_000}], [{"role": "user", "content": "x" * 200_000}], False),
+        ([QUESTION, {"role": "user", "content": "x" * 800_000}], [{"role": "user", "content": "x" * 262_145}], True),
+        ([QUESTION] * 2048, [QUESTION], True),  # too much even to compare
+        ([{"role": "user", "content": "x" * 1_048_576}], [QUESTION], True),
+    ],
+)
+async def test_what_is_known_of_a_long_conversation_needs_no_thread(
+    history: list[object], more: list[object], on_thread: bool, hashing_threads: list[str]
+) -> None:
+    kept = TokenCapture(NotingTokenSink(), None)
+    await kept.begin("r0", "c0").resolve(history)
+    await kept.begin("r0", "c1").resolve([*history, *more])
+    await kept.aclose()
+    assert [name.startswith("token-capture") for name in hashing_threads] == [True, on_thread]
+
+
+async def test_a_long_text_input_is_hashed_on_a_thread_though_it_has_no_items(hashing_threads: list[str]) -> None:
+    kept = TokenCapture(NotingTokenSink(), None)
+    await kept.begin("r0", "c0").resolve(RequestItems([], "x" * 262_145))
+    await kept.aclose()
+    assert {name.startswith("token-capture") for name in hashing_threads} == {True}
+
+
+@pytest.fixture
+def hashing_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads on which items were hashed."""
+    names: list[str] = []
+    feed = ConversationHasher.feed
+
+    def watched(hasher: ConversationHasher, items: Iterable[object]) -> None:
+        names.append(threading.current_thread().name)
+        feed(hasher, items)
+
+    monkeypatch.setattr(ConversationHasher, "feed", watched)
+    return names
 
 
 @pytest.mark.parametrize("count", [3, 500])

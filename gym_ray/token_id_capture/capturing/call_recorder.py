@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from gym_ray.errors import CaptureError, UnusableTokensError
@@ -28,7 +29,7 @@ from gym_ray.token_id_capture.capturing.record_building import (
 from gym_ray.token_id_capture.capturing.sink_calls import SinkCalls
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, TokenOutcome, Untrainable
 from gym_ray.token_id_capture.extras import Version
-from gym_ray.token_id_capture.fingerprint import HashedItems, assistant_fingerprint
+from gym_ray.token_id_capture.fingerprint import BegunHashing, HashedItems, assistant_fingerprint
 from gym_ray.token_id_capture.lineage import (
     LOOKUP_ERROR_REASON,
     RESOLVER_UNAVAILABLE_REASON,
@@ -51,8 +52,9 @@ _LOOKUP_ERROR: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reas
 
 _FROM_BEFORE: Final = "a record of a call from before the rollout began anew may be among its records"
 _PATIENCE_S: Final = 1.0
-_INLINE_ITEMS: Final = 256
-_INLINE_CHARACTERS: Final = 256 * 1024
+# How many items and characters an event loop has hashed, or compared with what is known, in about a millisecond.
+_HASHED_INLINE: Final = (256, 256 * 1024)
+_COMPARED_INLINE: Final = (2048, 1024 * 1024)
 _PLAIN_MEMBERS: Final = 3
 
 
@@ -70,7 +72,7 @@ class CaptureServices:
     Attributes:
         health: Counters.
         bounded: How long a sink or a resolver may take.
-        hashed: Hashes a rollout's request items.
+        begun: Begins to hash a rollout's request items.
         on_thread: Runs heavy work.
         mark_later: Takes over a mark that a sink refused; None gives up with a warning.
         weight_version: Version of the weights now.
@@ -78,7 +80,7 @@ class CaptureServices:
 
     health: CaptureHealth
     bounded: BoundedCalls
-    hashed: Callable[[str, Sequence[object]], HashedItems]
+    begun: Callable[[str, Sequence[object]], BegunHashing]
     on_thread: OnThread
     mark_later: Callable[[str, str, str], None] | None = None
     weight_version: Callable[[], Version | None] = lambda: None
@@ -218,10 +220,13 @@ class CallRecorder:
             _log.warning(told, context.rollout_id, context.model_call_id)
 
     async def _hashed(self, items: Sequence[object]) -> HashedItems:
-        rollout_id, hashed = self._context.rollout_id, self._services.hashed
-        if _are_few(items):
-            return hashed(rollout_id, items)
-        return await self._services.on_thread(lambda: hashed(rollout_id, items))
+        rollout_id, services = self._context.rollout_id, self._services
+        if not _are_few(items, _COMPARED_INLINE):
+            return await services.on_thread(lambda: services.begun(rollout_id, items).finish())
+        begun = services.begun(rollout_id, items)
+        if _are_few(items, _HASHED_INLINE, known=begun.known):
+            return begun.finish()
+        return await services.on_thread(begun.finish)
 
     async def _look_up(self, items: HashedItems) -> LineageResolution:
         if not assistant_fingerprint(items):
@@ -345,10 +350,11 @@ def _answer_of(response: object, *, extract: bool) -> ServedAnswer | None:
     return ServedAnswer.of(response, extract=extract) if isinstance(response, Mapping) else None
 
 
-def _are_few(items: Sequence[object]) -> bool:
-    """Whether hashing the items takes an event loop about a millisecond at most."""
+def _are_few(items: Sequence[object], most: tuple[int, int], *, known: int = 0) -> bool:
+    """Whether there are at most so many items, and characters in them, not counting the known ones at the beginning."""
+    count, characters = most
     text = len(text_input_of(items) or "")
-    return len(items) <= _INLINE_ITEMS and text + sum(map(_characters, items)) <= _INLINE_CHARACTERS
+    return len(items) - known <= count and text + sum(map(_characters, islice(items, known, None))) <= characters
 
 
 def _characters(item: object) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 
 import orjson
 
-from gym_ray.token_id_capture.fingerprint import ConversationHasher, HashedItems
+from gym_ray.token_id_capture.fingerprint import BegunHashing, ConversationHasher, HashedItems
 from gym_ray.token_id_capture.request_items import RequestItems
 
 __all__ = ["ConversationCache"]
@@ -87,11 +87,28 @@ class ConversationCache:
         Raises:
             ValueError: An item cannot be hashed (B31-B33); what was known stays known.
         """
+        return self.begun(rollout_id, items).finish()
+
+    def begun(self, rollout_id: str, items: Sequence[object]) -> BegunHashing:
+        """Return the items compared with what is known, so that the caller can choose where the rest is hashed.
+
+        They must not change before that is done; it raises as :meth:`hashed`.
+        """
         plain = RequestItems(items)
         with self._lock:
             rollout = self._rollouts.get(rollout_id)
             known = tuple(rollout.conversations) if rollout else ()
         base, count, before = _longest_beginning(known, plain)
+        return BegunHashing(count, lambda: self._extended(rollout_id, plain, base, count, before))
+
+    def _extended(
+        self,
+        rollout_id: str,
+        plain: RequestItems,
+        base: _Conversation | None,
+        count: int,
+        before: ConversationHasher | None,
+    ) -> HashedItems:
         hasher = before.copy() if before else ConversationHasher()
         hasher.feed(plain[count:])
         hashed = HashedItems(plain, hasher)

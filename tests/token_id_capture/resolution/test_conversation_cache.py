@@ -50,6 +50,22 @@ def turns(count: int) -> list[Any]:
     return items
 
 
+def test_what_is_known_can_be_asked_before_the_rest_is_hashed(fed: list[object]) -> None:
+    cache = ConversationCache()
+    assert cache.begun("r", turns(2)).known == 0
+    cache.hashed("r", turns(2))
+    fed.clear()
+    begun, other = cache.begun("r", turns(3)), cache.begun("r", [*turns(2), user("q1")])
+    assert (begun.known, other.known, cache.begun("s", turns(3)).known) == (7, 7, 0)
+    assert cache.begun("r", turns(2)[:-1]).known == 0  # nobody asked for so much
+    assert fed == []
+    for one, items in ((other, [*turns(2), user("q1")]), (begun, turns(3))):
+        hashed = one.finish()
+        assert hashed == items
+        assert all_of(hashed.hasher) == anew(items)
+    assert cache.begun("r", [*turns(3), user("q2")]).known == 10
+
+
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Every item that was hashed."""
