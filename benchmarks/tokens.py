@@ -1,11 +1,15 @@
 """What exact tokens cost: keeping a record, hashing, finding a parent, building a row; time, memory and disk.
 
-Every measurement runs in a fresh process; see ``tokens_probes.py``. Ratios are of processor time, which other work on
-the machine disturbs least, and of the least that was measured, because other work only ever adds. Memory is what the
-kernel says (RSS), of rollouts that are all held: snapshot, build and row; what their records hold besides tokens is
-measured by itself and taken off.
+Every measurement runs in fresh processes; see ``tokens_probes.py`` and, for what is measured, ``tokens_rollouts.py``.
+Time is processor time, which other work on the machine disturbs least, and still it does: it takes turns at the caches
+and the clock. So two things that are compared are measured in turns, and a figure is the least of several processes
+over the least (other work only ever adds), or, where both take as long, the median of the ratios of many windows. Each
+line also says between what the ratios of the single processes lay.
 
-    .venv/bin/python benchmarks/tokens.py            the whole run, about two minutes
+Memory is what the kernel says (RSS), of rollouts that are all held: snapshot, build and row; what their records hold
+besides tokens is measured by itself and taken off.
+
+    .venv/bin/python benchmarks/tokens.py            the whole run, a minute and a half on an idle machine
     .venv/bin/python benchmarks/tokens.py --quick    smaller and fewer rounds, for a look
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,17 +26,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+USUAL = "10-32"
+KINDS = (USUAL, "10-64", "50-32", "50-64")
+"""Tokens that the policy samples, in percent, and bits of a log probability."""
 
 WANTED = {
     "append_4000_over_10": 1.2,
     "append_bytes_4000_over_10": 1.2,
     "begin_4000_over_10": 1.2,
+    "begin_bytes_4000_over_10": 1.2,
     "digest_over_sha256_100k": 2.0,
     "resolve_100_over_10": 2.0,
     "cold_resolve_over_orjson": 10.0,
     "build_bytes_per_token": 16.0,
+    "build_bytes_per_token_any": 16.0,
     "build_time_4_over_1": 4.4,
     "disk_bytes_per_token_4_over_1": 1.1,
+    "disk_bytes_per_token_16_over_1": 1.1,
 }
 
 
@@ -45,6 +56,11 @@ class Plan:
     digest_tokens: int = 100_000
     turns: int = 100
     rollouts: int = 21
+
+    @property
+    def early(self) -> int:
+        """The early turn that the last one is compared with."""
+        return max(self.turns // 10, 2)
 
     def rollouts_of(self, scale: int) -> int:
         """Rollouts of ``scale`` times as many turns: about as many tokens in all."""
@@ -64,88 +80,120 @@ def fresh(probe: str, directory: Path, size: int, count: int) -> dict[str, float
     return found
 
 
-def least(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the least of every value."""
-    return {name: min(found[name] for found in rounds) for name in rounds[0]}
-
-
-def several(plan: Plan, probe: str, scratch: Path, size: int, count: int) -> dict[str, float]:
-    """Return the least of several processes, each with a directory of its own."""
+def several(plan: Plan, probe: str, directory: Path, size: int, count: int) -> list[dict[str, float]]:
+    """Return what several processes find, each in a directory of its own."""
     rounds = []
     for _ in range(plan.processes):
-        with tempfile.TemporaryDirectory(dir=scratch) as directory:
-            rounds.append(fresh(probe, Path(directory), size, count))
-    return least(rounds)
+        with tempfile.TemporaryDirectory(dir=directory) as own:
+            rounds.append(fresh(probe, Path(own), size, count))
+    return rounds
+
+
+def least(rounds: list[dict[str, float]], name: str) -> float:
+    return min(found[name] for found in rounds)
+
+
+def middle(rounds: list[dict[str, float]], name: str) -> float:
+    return statistics.median(found[name] for found in rounds)
+
+
+def between(ratios: list[float]) -> str:
+    """Say how far the ratios of single processes lie apart."""
+    return f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} processes"
 
 
 def measure_append(plan: Plan, scratch: Path) -> dict[str, float]:
-    found = several(plan, "append", scratch, plan.calls, plan.samples)
-    figures = {"append_bytes_4000_over_10": found["append_long_bytes"] / found["append_short_bytes"]}
+    rounds = several(plan, "append", scratch, plan.calls, plan.samples)
+    figures = {
+        f"{name}_bytes_4000_over_10": least(rounds, f"{name}_long_bytes") / least(rounds, f"{name}_short_bytes")
+        for name in ("append", "begin")
+    }
     for name in ("append", "begin"):
-        late, early = found[f"{name}_long_us"], found[f"{name}_short_us"]
-        figures[f"{name}_4000_over_10"] = late / early
-        sizes = f"{found[f'{name}_long_bytes']:.0f} and {found[f'{name}_short_bytes']:.0f} bytes"
-        print(f"{name}: {late:.0f} us at call {plan.calls}, {early:.0f} us at call 10; {sizes} written")
+        figures[f"{name}_4000_over_10"] = middle(rounds, f"{name}_ratio")
+        late, early = least(rounds, f"{name}_long_us"), least(rounds, f"{name}_short_us")
+        sizes = f"{least(rounds, f'{name}_long_bytes'):.0f} and {least(rounds, f'{name}_short_bytes'):.0f} bytes"
+        spread = between([found[f"{name}_ratio"] for found in rounds])
+        print(f"{name}: {late:.0f} us at call {plan.calls}, {early:.0f} us at call 10; {sizes} written; {spread}")
     return figures
 
 
 def measure_digest(plan: Plan, scratch: Path) -> dict[str, float]:
-    found = several(plan, "digest", scratch, plan.digest_tokens, plan.samples)
-    digest_us, sha256_us = found["digest_s"] * 1e6, found["sha256_s"] * 1e6
-    print(f"digest of {plan.digest_tokens} tokens: {digest_us:.0f} us, sha256 of its bytes: {sha256_us:.0f} us")
+    rounds = several(plan, "digest", scratch, plan.digest_tokens, plan.samples)
+    digest_us, sha256_us = least(rounds, "digest_s") * 1e6, least(rounds, "sha256_s") * 1e6
+    spread = between([found["digest_s"] / found["sha256_s"] for found in rounds])
+    print(
+        f"digest: {digest_us:.0f} us for {plan.digest_tokens} tokens, sha256 of its bytes {sha256_us:.0f} us; {spread}"
+    )
     return {"digest_over_sha256_100k": digest_us / sha256_us}
 
 
 def measure_resolve(plan: Plan, scratch: Path, written: Path) -> dict[str, float]:
     warm = several(plan, "resolve", scratch, plan.turns, 5)
-    late, early = warm["late_us"], warm["early_us"]
-    print(f"resolving, one process: {late:.0f} us at turn {plan.turns}, {early:.0f} us at turn {plan.turns // 10}")
-    cold = least([fresh("cold", written, plan.turns, plan.rollouts) for _ in range(plan.processes)])
-    resolve, parse = cold["resolve_us"], cold["parse_us"]
-    size = cold["request_bytes"] / 1000
+    late, early = least(warm, "late_us"), least(warm, "early_us")
+    spread = between([found["ratio"] for found in warm])
+    print(f"resolving, one process: {late:.0f} us at turn {plan.turns}, {early:.0f} us at turn {plan.early}; {spread}")
+    cold = [fresh("cold", written, plan.turns, plan.rollouts) for _ in range(plan.processes)]
+    resolve, parse, lines = (least(cold, f"{name}_us") for name in ("resolve", "parse", "lines"))
+    size, spread = cold[0]["request_bytes"] / 1000, between([found["ratio"] for found in cold])
     print(
-        f"resolving, cold: {resolve:.0f} us at turn {plan.turns + 1}; orjson, request of {size:.0f} kB: {parse:.0f} us"
+        f"resolving, cold: {resolve:.0f} us at turn {plan.turns + 1}; orjson: {parse:.0f} us for the request of "
+        f"{size:.0f} kB, {lines:.0f} us for the rollout's lines; medians {spread}"
     )
-    return {"resolve_100_over_10": late / early, "cold_resolve_over_orjson": resolve / parse}
+    return {
+        "resolve_100_over_10": late / early,
+        "cold_resolve_over_orjson": resolve / parse,
+        "cold_lines_over_orjson": lines / parse,
+    }
 
 
 def measure_build(plan: Plan, written: Path) -> dict[str, float]:
-    content = fresh("content", written, plan.turns, plan.rollouts)["content_rss_bytes_per_token"]
     total_s: list[float] = []
-    figures: dict[str, float] = {}
     for scale in (1, 2, 4):
-        rounds = [fresh("build", written, scale * plan.turns, plan.rollouts_of(scale)) for _ in range(plan.processes)]
-        found = least(rounds)
-        freeze_ms, build_ms, row_ms = (found[name] * 1000 for name in ("freeze_s", "build_s", "row_s"))
-        total_s.append(found["freeze_s"] + found["build_s"] + found["row_s"])
-        rss, peak = (max(one[f"{name}_bytes_per_token"] for one in rounds) for name in ("rss", "peak"))
-        print(
-            f"{found['tokens']:.0f} tokens in {scale * plan.turns} turns: freeze {freeze_ms:.1f} ms, build "
-            f"{build_ms:.1f} ms, row {row_ms:.1f} ms; {rss:.1f} bytes a token held, {peak:.1f} at most"
-        )
-        if scale == 1:
-            figures = {"held_bytes_per_token": rss, "content_bytes_per_token": content}
-            print(f"    of these {content:.1f} for what the records hold besides tokens, as parsed")
-    return figures | {
-        "build_bytes_per_token": figures["held_bytes_per_token"] - content,
+        count, turns = plan.rollouts_of(scale), scale * plan.turns
+        rounds = [fresh(f"build@{USUAL}", written, turns, count) for _ in range(plan.processes)]
+        steps = {name: least(rounds, f"{name}_s") for name in ("freeze", "build", "row")}
+        total_s.append(sum(steps.values()))
+        shown = ", ".join(f"{name} {step_s * 1000:.1f} ms" for name, step_s in steps.items())
+        print(f"{rounds[0]['tokens']:.0f} tokens in {turns} turns: {shown}")
+    memory = {kind: measure_memory(plan, written, kind) for kind in KINDS}
+    return {
+        "build_bytes_per_token": memory[USUAL],
+        "build_bytes_per_token_any": max(memory.values()),
         "build_time_2_over_1": total_s[1] / total_s[0],
         "build_time_4_over_1": total_s[2] / total_s[0],
     }
 
 
+def measure_memory(plan: Plan, written: Path, kind: str) -> float:
+    """Return the bytes a token that freeze, build and row hold beside content."""
+    held, content = (fresh(f"{probe}@{kind}", written, plan.turns, plan.rollouts) for probe in ("build", "content"))
+    rss, peak = held["rss_bytes_per_token"], held["peak_bytes_per_token"]
+    besides = content["content_rss_bytes_per_token"]
+    share, bits = kind.split("-")
+    print(
+        f"{share} % sampled, log probs of {bits} bits: {rss:.1f} bytes a token held, {peak:.1f} at most, of these "
+        f"{besides:.1f} for what the records hold besides tokens, as parsed"
+    )
+    return max(rss, peak) - besides
+
+
 def measure_disk(plan: Plan, written: Path) -> dict[str, float]:
     """Write the rollouts that others measure."""
+    quarter = plan.turns // 4
+    counts = {quarter: 2, **{scale * plan.turns: plan.rollouts_of(scale) for scale in (1, 2, 4)}}
     sizes = {
-        turns: fresh("write", written, turns, count)["disk_bytes_per_token"]
-        for turns, count in (
-            (plan.turns // 4, 2),
-            *((scale * plan.turns, plan.rollouts_of(scale)) for scale in (1, 2, 4)),
-        )
+        turns: fresh(f"write@{USUAL}", written, turns, count)["disk_bytes_per_token"] for turns, count in counts.items()
     }
+    for kind in KINDS:
+        if kind != USUAL:
+            fresh(f"write@{kind}", written, plan.turns, plan.rollouts)
     shown = ", ".join(f"{size:.2f} after {turns} turns" for turns, size in sizes.items())
     print(f"bytes on the disk for a new token: {shown}")
-    short, long = sizes[plan.turns // 4], sizes[plan.turns]
-    return {"disk_bytes_per_token": long, "disk_bytes_per_token_4_over_1": long / short}
+    return {
+        "disk_bytes_per_token": sizes[plan.turns],
+        "disk_bytes_per_token_4_over_1": sizes[plan.turns] / sizes[quarter],
+        "disk_bytes_per_token_16_over_1": sizes[4 * plan.turns] / sizes[quarter],
+    }
 
 
 def run(plan: Plan, scratch: Path) -> dict[str, float]:
