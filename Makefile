@@ -22,11 +22,11 @@ eval: $(STAMP)
 
 # The tests that need a cluster wait more than they compute, so both halves run at the same time.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m ray >$(VENV)/tests-with-ray.log 2>&1 & with_ray=$$!; \
-	trap 'kill -INT $$with_ray 2>/dev/null' INT TERM; \
-	$(BIN)/python -m pytest -m "not ray"; others=$$?; \
-	wait $$with_ray; status=$$?; cat $(VENV)/tests-with-ray.log; \
-	exit $$((others ? others : status))
+	@$(BIN)/python -m pytest -m "not ray" >$(VENV)/tests-without-ray.log 2>&1 & others=$$!; \
+	trap 'kill $$others 2>/dev/null' INT TERM; \
+	$(BIN)/python -m pytest -m ray; with_ray=$$?; \
+	wait $$others; status=$$?; cat $(VENV)/tests-without-ray.log; \
+	exit $$((with_ray ? with_ray : status))
 
 check: $(STAMP)
 	$(BIN)/ruff check .
