@@ -284,6 +284,19 @@ async def test_weight_versions_are_stamped_and_the_engines_own_are_kept() -> Non
     assert extras.token_in == "render"
 
 
+async def test_ids_in_an_answer_are_not_looked_at_where_the_engine_reports_them_itself() -> None:
+    """A client that asked for ids finds some of them in its message, which says nothing about those that count."""
+    kept = TokenCapture(sink := NotingTokenSink(), None)
+    begun = kept.begin("r0", "c0")
+    await begun.resolve([QUESTION])
+    await begun.intend()
+    await begun.commit({"choices": [{"message": said("A0") | {"prompt_token_ids": [9]}}]}, tokens([1, 2], [3]))
+    (entry,) = sink.entries
+    assert (entry.prompt_token_ids, entry.generation_token_ids) == ([1, 2], [3])
+    assert entry.output_items == [said("A0") | {"type": "message"}]
+    await kept.aclose()
+
+
 async def test_an_empty_generation_is_a_record_like_any_other(kept: TokenCapture, store: TokenCaptureStore) -> None:
     """B88: calls that continue it are linked through it."""
     await call(kept, "c0", [QUESTION], "A0", tokens([1, 2], []))

@@ -50,6 +50,23 @@ def test_a_row_says_of_every_token_where_it_came_from() -> None:
     assert (row.shared_prefix, row.shared_with) == (0, None)
 
 
+def test_every_policy_token_has_its_own_log_prob() -> None:
+    rollout = TokenRollout()
+    rollout.call("c1", [1, 2], [10, 11], generation_log_probs=[-1.0, -2.0])
+    rollout.call("c2", [3], [12], "c1", generation_log_probs=[-3.0])
+    rollout.call("c3", [], [13, 14], "c2", generation_log_probs=[-4.0, -5.0])
+    (row,) = rows(rollout)
+    assert row.policy_log_probs.tolist() == [-1, -2, -3, -4, -5]
+    assert dict(zip(row.token_ids.tolist(), row.dense_log_probs().tolist(), strict=True)) == {
+        **dict.fromkeys((1, 2, 3), 0.0),
+        10: -1.0,
+        11: -2.0,
+        12: -3.0,
+        13: -4.0,
+        14: -5.0,
+    }
+
+
 def test_only_the_main_chain_is_delivered_unless_all_are_asked_for() -> None:
     assert [row.chain_id for row in rows(forked())] == ["main"]
     assert [row.chain_id for row in rows(forked(), branches=True)] == ["main", "branch-0"]
