@@ -140,13 +140,24 @@ class TokenCapture:
     def forget(self, rollout_id: str) -> None:
         """Keep what came before out of a rollout that begins anew, whose evidence is cleared after this (B71).
 
-        Marks are dropped. Calls under way are answered as ever, and nothing of theirs is kept: one that is not noted
-        yet is refused, and only a record that is being written just now marks the rollout.
+        Marks are dropped, and a resolver that remembers records is told. Calls under way are answered as ever, and
+        nothing of theirs is kept: one that is not noted yet is refused, and only a record that is being written just
+        now marks the rollout.
         """
         self._marks.drop(rollout_id)
+        self._tell_resolver_to_forget(rollout_id)
         for call in self._calls_under_way:
             if call.context.rollout_id == rollout_id:
                 call.context.superseded = True
+
+    def _tell_resolver_to_forget(self, rollout_id: str) -> None:
+        forget = getattr(self._resolver, "forget", None)
+        if not callable(forget):
+            return
+        try:
+            forget(rollout_id)
+        except Exception as error:  # noqa: BLE001 - boundary: what it still knows proves nothing, so the worst is a mask
+            _log.warning("%s: the lineage store does not forget it: %r", rollout_id, error)
 
     async def settled(self, rollout_id: str, timeout_s: float) -> bool:
         """Wait until every mark of a rollout is durable, ``timeout_s`` at most, and return whether all are."""

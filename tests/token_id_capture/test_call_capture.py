@@ -671,6 +671,35 @@ async def test_an_answer_that_waited_for_its_record_does_not_wait_for_its_mark_a
     assert [ended[:3] for ended in sink.ended] == [("r0", "c0", "untrainable")]
 
 
+@pytest.mark.parametrize("examples", [[], [QUESTION, said("an example")]], ids=["plain", "few_shot"])
+async def test_no_call_continues_one_of_cleared_evidence(store: TokenCaptureStore, examples: list[Any]) -> None:
+    """The same questions have the same answers, so only the ids of the calls tell the two attempts apart."""
+    kept = TokenCapture(store, InMemoryLineageResolver(has_evidence=store.has_evidence))
+    for attempt in ("a", "b"):
+        kept.forget("r0")
+        store.delete("r0")
+        asked = [*examples, QUESTION]
+        await call(kept, f"{attempt}0", asked, "A0", tokens([1], [2]))
+        begun = await call(kept, f"{attempt}1", [*asked, said("A0"), QUESTION], "A1", tokens([1, 2, 3], [4]))
+        assert begun.parent is not None
+        assert begun.parent.model_call_id == f"{attempt}0"
+    out = run_builder(store.read_entries("r0"))
+    assert [link.model_call_id for link in out.chains[0].links] == ["b0", "b1"]
+    assert out.doubts == {}
+    await kept.aclose()
+
+
+async def test_a_lineage_store_that_cannot_forget_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(InMemoryLineageResolver):
+        def forget(self, rollout_id: str) -> None:
+            raise RuntimeError(f"never {rollout_id}")
+
+    kept = TokenCapture(NotingTokenSink(), Stubborn())
+    kept.forget("r0")
+    assert "never r0" in caplog.text
+    await kept.aclose()
+
+
 async def test_marks_of_cleared_evidence_are_forgotten() -> None:
     sink = PlainTokenSink()
     sink.failures["mark_incomplete"] = OSError("no space left")

@@ -84,6 +84,12 @@ class LineageCache:
         finally:
             self._settle(rollout_id, state)
 
+    def forget(self, rollout_id: str) -> None:
+        """Forget one rollout; what is in use stays with its user."""
+        with self._lock:
+            state = self._states.pop(rollout_id, None)
+            self._tokens -= state.counted if state else 0
+
     def clear(self) -> None:
         """Forget everything; what is in use stays with its user."""
         with self._lock:

@@ -85,6 +85,10 @@ class InMemoryLineageResolver:
             return LineageResolution(ParentResolutionStatus.ROOT, reason=SEEDED_ROOT_REASON)
         return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=NO_MATCH_REASON)
 
+    def forget(self, rollout_id: str) -> None:
+        """Forget the records of a rollout that begins anew, so that no new call continues one that was cleared."""
+        self._cache.forget(rollout_id)
+
     def is_process_shared(self) -> bool:
         """Never (B49)."""
         return False

@@ -118,8 +118,8 @@ class LineageResolution:
 class LineageResolver(Protocol):
     """Finds the parent of a call (B49); may be asked from any event loop, many times at once.
 
-    A method ``observe(entry, cumulative)`` is optional: a resolver that reads no store is told of each record with it,
-    after the sink has kept the record.
+    Two methods are optional, for a resolver that reads no store: ``observe(entry, cumulative)`` is told of each record,
+    after the sink has kept it, and ``forget(rollout_id)`` of a rollout that begins anew, whose records are cleared.
     """
 
     async def resolve(self, rollout_id: str, request_items: Sequence[object]) -> LineageResolution:

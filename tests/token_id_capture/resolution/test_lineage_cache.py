@@ -50,6 +50,19 @@ def test_use_that_fails_is_settled_too() -> None:
         assert len(state.lineage) == 0
 
 
+def test_one_rollout_can_be_forgotten_also_in_use() -> None:
+    kept = cache()
+    fill(kept, "x", 1_000)
+    before = kept.tokens
+    fill(kept, "y", 1_000)
+    with kept.using("y"):
+        kept.forget("y")
+    kept.forget("unknown")
+    assert (kept.tokens, kept.rollouts()) == (before, ["x"])
+    with kept.using("y") as state:
+        assert len(state.lineage) == 0
+
+
 def test_what_is_forgotten_in_use_stays_with_its_user() -> None:
     kept = cache(max_rollouts=1)
     with kept.using("x") as state:
