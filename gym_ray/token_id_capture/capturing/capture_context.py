@@ -32,7 +32,6 @@ class CaptureContext:
         lineage_store: Finds its parent; None when there is none.
         model: Served model name; "" takes the answer's.
         committed: Its record is kept, here or elsewhere.
-        superseded: Its rollout began anew meanwhile; the call belongs to an attempt whose evidence is gone (B71).
         delta_records: Store only what follows the parent, where that is proved (B91).
         prefix_requested: The engine was asked to reuse the parent's tokens.
         prefix_supplied: Its prompt proved that it did.
@@ -41,6 +40,7 @@ class CaptureContext:
         fail_unproven_prefix: A prefix that was requested and is not proved fails the call; False marks it (W35).
         request_items: The items of its request, once its parent was looked for.
         version_start: Version of the weights when it began.
+        superseded: Its rollout began anew meanwhile; the call belongs to an attempt whose evidence is gone (B71).
     """
 
     rollout_id: str
@@ -49,7 +49,6 @@ class CaptureContext:
     lineage_store: LineageResolver | None = None
     model: str = ""
     committed: bool = False
-    superseded: bool = False
     delta_records: bool = True
     prefix_requested: bool = False
     prefix_supplied: bool = False
@@ -58,6 +57,7 @@ class CaptureContext:
     fail_unproven_prefix: bool = False
     request_items: Sequence[object] | None = None
     version_start: Version | None = None
+    superseded: bool = False
 
     @property
     def is_settled(self) -> bool:
