@@ -1,4 +1,4 @@
-"""Awaits foreign code, a sink, a source or a resolver, without letting it hold anything up for ever."""
+"""Awaits foreign code (a sink, a source or a resolver) for a bounded time, so that it cannot hold up anything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BoundedCalls:
         """Return what ``call`` returns.
 
         Raises:
-            TimeoutError: It took too long; it was cancelled, whether or not it heeds that.
+            TimeoutError: It took too long; it was cancelled, and may go on nevertheless.
             Exception: What ``call`` raises.
         """
         if self._timeout_s is None:

@@ -1,4 +1,4 @@
-"""From the records of a rollout to chains to learn from, with a note for everything left out (B96-B110).
+"""Builds chains to train on from the records of a rollout, with a note for everything left out (B96-B110).
 
 Only what is proved is linked. What cannot be proved starts a fragment and is named, so that the rollout is masked: a
 wrong link is worse than a lost sample. Time is linear in the stored tokens and memory in the calls; nothing recurses.

@@ -171,7 +171,7 @@ class ConversationHasher:
         return hashlib.sha256(_STRICT_DOMAIN + self._digest_of(count) + uncovered).hexdigest()
 
     def copy(self) -> ConversationHasher:
-        """Return a hasher of the same conversation that goes its own way from here."""
+        """Return an independent hasher of the same conversation."""
         return ConversationHasher(self._hashes.copy())
 
     def _counted(self, count: int | None) -> int:

@@ -1,1 +1,1 @@
-"""A vLLM server as an engine: settings laid under requests, exact tokens out of its answers, tokens in."""
+"""A vLLM server as an engine: defaults for requests, exact tokens out of answers, and parents' tokens into prompts."""

@@ -42,7 +42,7 @@ class ClientView:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> ClientView:
-        """Read a request, the server's settings laid under it; members of unexpected types ask for nothing."""
+        """Read a request, with the server's settings as defaults; members of unexpected types ask for nothing."""
         ids, top, options = body.get("return_token_ids") is True, body.get("top_logprobs"), body.get("stream_options")
         return cls(
             ids=ids,

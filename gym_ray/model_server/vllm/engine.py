@@ -1,4 +1,4 @@
-"""What a vLLM server needs beyond forwarding: settings laid under requests, two answers made in its place (A171).
+"""What a vLLM server needs beyond forwarding: defaults for requests, and two answers made in its place (A171).
 
 A request for exact tokens is sent by :class:`VllmTokenCalls`; every other one is forwarded without a change.
 """
@@ -34,7 +34,7 @@ class VllmBehaviour:
     """How a vLLM server is asked, and which of its answers are replaced.
 
     Attributes:
-        chat_template_kwargs: Laid under the request's own.
+        chat_template_kwargs: Defaults for the request's own.
         extra_body: Members that every request gets unless it has them itself.
         replace_developer_role_with_system: For chat templates that know no developer role.
         propagate_context_overflow_errors: Pass on the 400 for a prompt that is too long.

@@ -93,7 +93,7 @@ class VllmTokenCalls:
         """Answer one Chat request; :attr:`EngineAnswer.tokens` is set on every answer that is no refusal.
 
         Args:
-            request: Its body has the server's settings laid under it; its raw bytes are not used.
+            request: Its body has the server's settings as defaults; its raw bytes are not used.
 
         Raises:
             EngineError: As :meth:`UpstreamEngine.answer`; or one of the token routes failed, which is named; or the
