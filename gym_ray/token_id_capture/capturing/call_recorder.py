@@ -11,18 +11,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from gym_ray.errors import CaptureError, UnusableTokensError
 from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.capturing.capture_context import CaptureContext
 from gym_ray.token_id_capture.capturing.capture_health import CaptureHealth
+from gym_ray.token_id_capture.capturing.inline_work import (
+    can_be_compared_inline,
+    can_be_hashed_inline,
+    can_be_recorded_inline,
+)
 from gym_ray.token_id_capture.capturing.record_building import (
     BuiltRecord,
     ServedAnswer,
     build_record,
-    is_heavy,
     stamped,
     tokens_of_fields,
 )
@@ -37,7 +40,7 @@ from gym_ray.token_id_capture.lineage import (
 )
 from gym_ray.token_id_capture.reasons import CAPTURE_FAILED, IDS_MISSING, PREFIX_NOT_SUPPLIED
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry
-from gym_ray.token_id_capture.request_items import RequestItems, text_input_of
+from gym_ray.token_id_capture.request_items import RequestItems
 from gym_ray.token_id_capture.token_arrays import starts_with
 
 __all__ = ["CallRecorder", "CaptureServices", "OnThread"]
@@ -52,10 +55,6 @@ _LOOKUP_ERROR: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reas
 
 _FROM_BEFORE: Final = "a record of a call from before the rollout began anew may be among its records"
 _PATIENCE_S: Final = 1.0
-# How many items and characters an event loop has hashed, or compared with what is known, in about a millisecond.
-_HASHED_INLINE: Final = (256, 256 * 1024)
-_COMPARED_INLINE: Final = (2048, 1024 * 1024)
-_PLAIN_MEMBERS: Final = 3
 
 
 class OnThread(Protocol):
@@ -221,10 +220,10 @@ class CallRecorder:
 
     async def _hashed(self, items: Sequence[object]) -> HashedItems:
         rollout_id, services = self._context.rollout_id, self._services
-        if not _are_few(items, _COMPARED_INLINE):
+        if not can_be_compared_inline(items):
             return await services.on_thread(lambda: services.begun(rollout_id, items).finish())
         begun = services.begun(rollout_id, items)
-        if _are_few(items, _HASHED_INLINE, known=begun.known):
+        if can_be_hashed_inline(items, known=begun.known):
             return begun.finish()
         return await services.on_thread(begun.finish)
 
@@ -258,9 +257,9 @@ class CallRecorder:
             return build_record(self._context, answer, exact, items, created_at=now, version_end=version)
 
         delta = self._context.delta_records and self._context.match is not None
-        if is_heavy(fields if tokens is None else tokens, delta=delta):
-            return await self._services.on_thread(work)
-        return work()
+        if can_be_recorded_inline(fields if tokens is None else tokens, delta=delta):
+            return work()
+        return await self._services.on_thread(work)
 
     def _take_prefix(self, tokens: ExactTokens) -> None:
         """Note what an engine says about the prefix, as far as its prompt proves it."""
@@ -348,28 +347,6 @@ def _answer_of(response: object, *, extract: bool) -> ServedAnswer | None:
         dump = getattr(response, "model_dump", None)
         response = dump() if callable(dump) else None
     return ServedAnswer.of(response, extract=extract) if isinstance(response, Mapping) else None
-
-
-def _are_few(items: Sequence[object], most: tuple[int, int], *, known: int = 0) -> bool:
-    """Whether there are at most so many items, and characters in them, not counting the known ones at the beginning."""
-    count, characters = most
-    text = len(text_input_of(items) or "")
-    return len(items) - known <= count and text + sum(map(_characters, islice(items, known, None))) <= characters
-
-
-def _characters(item: object) -> int:
-    """Estimate how much text an item holds; what nests deeper counts as much as its parts are many."""
-    if not isinstance(item, dict):
-        return 0
-    content = item.get("content")
-    if type(content) is str and len(item) <= _PLAIN_MEMBERS:
-        return len(content)  # the usual item, and there are many
-    total = 0
-    for value in item.values():
-        for part in value if isinstance(value, list) else (value,):
-            texts = part.values() if isinstance(part, dict) else (part,)
-            total += sum(len(text) for text in texts if isinstance(text, str | list | dict))
-    return total
 
 
 def _described(error: BaseException) -> str:

@@ -6,7 +6,7 @@ as an array: its known part never becomes Python integers (W5, B142).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -48,14 +48,11 @@ __all__ = [
     "BuiltRecord",
     "ServedAnswer",
     "build_record",
-    "is_heavy",
     "stamped",
     "tokens_of_fields",
 ]
 
 _NOT_ATTEMPTED: Final = LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=NOT_ATTEMPTED_REASON)
-_HEAVY_TOKENS: Final = 16_384
-_HEAVY_HASHED_TOKENS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +106,6 @@ class BuiltRecord:
 
     entry: TokenEntry
     cumulative: TokenArray
-
-
-def is_heavy(tokens: ExactTokens | Mapping[str, Any], *, delta: bool) -> bool:
-    """Whether making a record of these tokens takes an event loop more than about a millisecond.
-
-    Args:
-        tokens: The tokens.
-        delta: Most of the prompt is its parent's, which is compared and hashed, and not converted.
-    """
-    if isinstance(tokens, ExactTokens):
-        size = tokens.prompt_token_ids.size + tokens.generation_token_ids.size
-        return size > (_HEAVY_HASHED_TOKENS if delta else _HEAVY_TOKENS)
-    counted = [tokens.get(name) for name in TOKEN_ARRAYS]
-    return sum(len(values) for values in counted if isinstance(values, Sized)) > _HEAVY_TOKENS
 
 
 def tokens_of_fields(fields: Mapping[str, Any]) -> ExactTokens:
