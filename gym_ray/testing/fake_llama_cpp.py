@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,7 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-__all__ = ["LAST", "MARKERS", "FakeLlamaCpp", "ids_of", "sse"]
+from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
+from gym_ray.model_server.serving import AppServer
+
+__all__ = ["LAST", "MARKERS", "FakeLlamaCpp", "ids_of", "running_engine", "sse"]
 
 MARKERS = {"<bos>": 2, "<start_of_turn>": 105, "<end_of_turn>": 106, "<eos>": 1, "</s>": 212}
 LAST: dict[str, Any] = {
@@ -122,3 +126,17 @@ def sse(*objects: dict[str, Any]) -> Response:
             yield b"data: " + json.dumps(item, ensure_ascii=False).encode() + b"\n\n"
 
     return StreamingResponse(body(), media_type="text/event-stream")
+
+
+@asynccontextmanager
+async def running_engine(llama: FakeLlamaCpp, **options: Any) -> AsyncIterator[LlamaCppEngine]:
+    """Serve a script as a llama.cpp server for the block, with an engine that has these options in front of it."""
+    server = AppServer(llama.app)
+    await server.start()
+    engine = LlamaCppEngine(server.url, model_name="gemma", **options)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+        await server.stop(grace_s=1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.testing.killed_process import lines_until_killed
 
 ROLLOUTS = 12
 
@@ -43,18 +42,7 @@ asyncio.run(main())
 
 def run_and_kill(root: Path, after_lines: int) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """Return the calls the client saw begin and those it was told are recorded, up to the kill."""
-    command = [sys.executable, "-c", WRITER, str(root), str(ROLLOUTS)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        lines = [process.stdout.readline() for _ in range(after_lines)]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert process.returncode == -signal.SIGKILL
+    lines = lines_until_killed([sys.executable, "-c", WRITER, str(root), str(ROLLOUTS)], after_lines)
     begun, acknowledged = set(), set()
     for line in lines:
         what, rollout_id, call_id = line.decode().split()

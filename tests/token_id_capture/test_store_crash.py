@@ -14,6 +14,7 @@ import pytest
 
 from gym_ray.errors import CaptureError
 from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.killed_process import lines_until_killed
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
@@ -285,17 +286,7 @@ asyncio.run(main())
 
 def run_and_kill(root: Path, after_lines: int) -> dict[str, set[tuple[str, str]]]:
     """Return the calls by what the clients were told of them up to the kill."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(root), str(ROLLOUTS)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        lines = [process.stdout.readline() for _ in range(after_lines)]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert process.returncode == -signal.SIGKILL
+    lines = lines_until_killed([sys.executable, "-c", WRITER, str(root), str(ROLLOUTS)], after_lines)
     told: dict[str, set[tuple[str, str]]] = {what: set() for what in ("begins", "begun", "kept", "withdrawn")}
     for line in lines:
         what, rollout_id, call_id = line.decode().split()

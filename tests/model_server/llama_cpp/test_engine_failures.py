@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,21 +17,7 @@ from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.errors import EngineError, EngineTimeoutError, EngineUnavailableError, UnsupportedRequestError
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
-from gym_ray.model_server.serving import AppServer
-from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, sse
-
-
-@asynccontextmanager
-async def running(llama: FakeLlamaCpp, **options: Any) -> AsyncIterator[LlamaCppEngine]:
-    server = AppServer(llama.app)
-    await server.start()
-    engine = LlamaCppEngine(server.url, model_name="gemma", **options)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
-        await server.stop(grace_s=1)
+from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, running_engine, sse
 
 
 def request(dialect: str, **changes: Any) -> EngineRequest:
@@ -56,7 +41,7 @@ DIALECTS = sorted(DIALECT_BY_PATH.values())
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_json_and_stream_say_the_same(dialect: str) -> None:
     llama = FakeLlamaCpp()
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         whole = json.loads(await bytes_of(engine, request(dialect)))
         llama.answer = sse(
             {"content": "H", "tokens": [1], "stop": False},
@@ -74,7 +59,7 @@ async def test_json_and_stream_say_the_same(dialect: str) -> None:
 
 async def test_what_is_sent_to_llama_cpp() -> None:
     llama = FakeLlamaCpp()
-    async with running(llama, default_max_tokens=77) as engine:
+    async with running_engine(llama, default_max_tokens=77) as engine:
         await bytes_of(engine, request(RESPONSES))
         await bytes_of(engine, request(CHAT, temperature=0, top_p=0.5, seed=4, stop=["x"], max_tokens=3))
     first, second = llama.requests
@@ -94,7 +79,7 @@ async def test_what_is_sent_to_llama_cpp() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_an_engine_that_dies_in_mid_stream_ends_in_the_dialects_error(dialect: str) -> None:
     llama = FakeLlamaCpp()
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         for answer in (
             sse({"content": "Hello", "tokens": [1], "stop": False}),
             sse({"content": "Hello", "tokens": [1], "stop": False}, {"error": {"message": "out of memory"}}),
@@ -144,7 +129,7 @@ async def test_a_connection_that_breaks_in_mid_stream_is_told() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_refusals_of_llama_cpp_are_errors_before_anything_is_sent(stream: bool) -> None:
     llama = FakeLlamaCpp()
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         llama.answer = JSONResponse({"error": {"message": "boom"}}, 500)
         with pytest.raises(EngineError, match=r"answered 500: .*boom") as caught:
             await engine.answer(request(RESPONSES, stream=stream))
@@ -161,7 +146,7 @@ async def test_refusals_of_llama_cpp_are_errors_before_anything_is_sent(stream: 
 async def test_an_answer_that_is_no_json_is_an_error() -> None:
     llama = FakeLlamaCpp()
     llama.answer = Response(b"<html>", 200)
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(EngineError, match="answered /completion with no JSON object"):
             await engine.answer(request(RESPONSES))
 
@@ -169,7 +154,7 @@ async def test_an_answer_that_is_no_json_is_an_error() -> None:
 async def test_a_silent_engine_is_a_timeout() -> None:
     llama = FakeLlamaCpp()
     llama.hang = asyncio.Event()
-    async with running(llama, request_timeout_s=0.2) as engine:
+    async with running_engine(llama, request_timeout_s=0.2) as engine:
         with pytest.raises(EngineTimeoutError, match=r"silent for 0\.2 s"):
             await engine.answer(request(RESPONSES))
         llama.hang.set()
@@ -178,7 +163,7 @@ async def test_a_silent_engine_is_a_timeout() -> None:
 async def test_generations_that_wait_do_not_keep_the_health_check_waiting() -> None:
     llama = FakeLlamaCpp()
     llama.hang = asyncio.Event()
-    async with running(llama, max_connections=2) as engine:
+    async with running_engine(llama, max_connections=2) as engine:
         await engine.ready(20)
         calls = [asyncio.create_task(bytes_of(engine, request(RESPONSES))) for _ in range(5)]
         while len(llama.requests) < 2:  # noqa: ASYNC110 - both connections are taken now
@@ -209,7 +194,7 @@ async def test_an_engine_that_is_down_is_unavailable() -> None:
 async def test_an_engine_that_still_loads_is_waited_for() -> None:
     llama = FakeLlamaCpp()
     llama.healthy = False
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(EngineUnavailableError, match="loading its model"):
             await engine.ready(0.2)
         waiting = asyncio.create_task(engine.ready(20))
@@ -219,7 +204,7 @@ async def test_an_engine_that_still_loads_is_waited_for() -> None:
 
 async def test_a_prompt_that_fills_the_context_is_refused_and_a_long_answer_is_cut_to_the_room() -> None:
     llama = FakeLlamaCpp(context_tokens=40)
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(UnsupportedRequestError, match=r"the prompt has \d+ tokens; .* context length is 40 tokens"):
             await engine.answer(request(RESPONSES, input="x" * 40))
         await bytes_of(engine, request(RESPONSES, max_output_tokens=1000))
@@ -241,7 +226,7 @@ async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: in
 
     llama = FakeLlamaCpp()
     llama.answer = StreamingResponse(endless(), media_type="text/event-stream")
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         answer = await engine.answer(request(RESPONSES, stream=True))
         iterator = aiter(answer.body)
         for _ in range(chunks):
@@ -252,7 +237,7 @@ async def test_an_abandoned_stream_closes_the_connection_to_llama_cpp(chunks: in
 
 
 async def test_models_lists_the_one_model() -> None:
-    async with running(FakeLlamaCpp()) as engine:
+    async with running_engine(FakeLlamaCpp()) as engine:
         answer = await engine.models()
         listed = json.loads(b"".join([chunk async for chunk in answer.body]))
     assert [model["id"] for model in listed["data"]] == ["gemma"]
@@ -261,10 +246,10 @@ async def test_models_lists_the_one_model() -> None:
 async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() -> None:
     llama = FakeLlamaCpp()
     del llama.markers["</s>"]
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         await engine.ready(20)
     del llama.markers["<start_of_turn>"]
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(EngineError, match="has no token <start_of_turn>; use a model of the Gemma family"):
             await engine.ready(20)
 
@@ -272,11 +257,11 @@ async def test_a_model_without_gemmas_markers_is_refused_by_the_missing_token() 
 async def test_a_server_without_context_length_or_tokens_is_an_error() -> None:
     llama = FakeLlamaCpp()
     llama.props_answer = {"default_generation_settings": {}}
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(EngineError, match="does not tell its context length"):
             await engine.ready(20)
     llama.tokenize_answer = {}
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         with pytest.raises(EngineError, match="answered /tokenize without tokens"):
             await engine.ready(20)
 

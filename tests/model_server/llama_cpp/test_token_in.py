@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from gym_ray.model_server.engine import EngineAnswer, EngineRequest, TokenReques
 from gym_ray.model_server.llama_cpp.engine import LlamaCppEngine
 from gym_ray.model_server.llama_cpp.template import render
 from gym_ray.model_server.llama_cpp.token_in import continue_parent
-from gym_ray.model_server.serving import AppServer
-from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, ids_of, sse
+from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, ids_of, running_engine, sse
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, Untrainable
 from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
@@ -141,19 +139,6 @@ async def test_a_text_that_names_the_separator_is_no_hindrance_where_its_tokens_
     assert found[: len(parent)] == parent
 
 
-@asynccontextmanager
-async def running(llama: FakeLlamaCpp) -> AsyncIterator[LlamaCppEngine]:
-    server = AppServer(llama.app)
-    await server.start()
-    engine = LlamaCppEngine(server.url, model_name="gemma")
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
-        await server.stop(grace_s=1)
-
-
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "q"}]},
     MESSAGES: {"messages": [{"role": "user", "content": "q"}], "max_tokens": 9},
@@ -186,7 +171,7 @@ async def test_the_engine_sends_the_parents_tokens_and_says_so(dialect: str, str
     llama.texts = TEXTS
     expected = await continued(PARENT.token_ids.tolist(), *says("q", "Hi", "more"))
     assert expected is not None
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         assert engine.token_dialects == engine.dialects
         said = last(len(expected))
         llama.answer = sse(said) if stream else JSONResponse(said)
@@ -206,7 +191,7 @@ async def test_the_engine_sends_the_parents_tokens_and_says_so(dialect: str, str
 async def test_an_engine_that_evaluated_another_prompt_has_not_taken_the_prefix() -> None:
     llama = FakeLlamaCpp()
     llama.texts, llama.answer = TEXTS, JSONResponse(last(7))
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         answer, _ = await exchange(engine, later(CHAT))
     assert answer.tokens is not None
     outcome = answer.tokens()
@@ -220,7 +205,7 @@ async def test_tokens_that_have_no_text_here_are_not_sent(caplog: pytest.LogCapt
     llama.texts, llama.detokenize_answer = TEXTS, refusal
     rendered = ids(*says("q", "Hi", "more"))
     llama.answer = JSONResponse(last(len(rendered)))
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         answer, _ = await exchange(engine, later(CHAT))
     assert llama.requests[0]["prompt"] == rendered
     assert answer.tokens is not None
@@ -233,7 +218,7 @@ async def test_tokens_that_have_no_text_here_are_not_sent(caplog: pytest.LogCapt
 async def test_a_call_that_is_not_captured_renders_its_prompt() -> None:
     llama = FakeLlamaCpp()
     llama.texts = TEXTS
-    async with running(llama) as engine:
+    async with running_engine(llama) as engine:
         plain = later(CHAT)
         await exchange(engine, EngineRequest(CHAT, plain.body, b""))
         await exchange(engine, EngineRequest(CHAT, plain.body, b"", tokens=TokenRequest()))
