@@ -12,6 +12,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "gym-ray needs Python 3.11 to 3.13; set PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(VENV)/azurite azurite; fi
 	touch $(STAMP)
 
 eval: $(STAMP)
