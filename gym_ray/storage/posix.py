@@ -1,18 +1,33 @@
-"""A POSIX directory as a store: a hidden sibling file, fsync, one atomic link or rename, fsync of the directory.
-
-The obvious ways lose: a plain write exposes half a file, and exclusive open followed by a write lets a reader see an
-empty one. Names that begin with a dot are ours while they are being written; they are never listed.
-"""
+"""A POSIX directory as a store; names that begin with a dot are never listed."""
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.durable_files import (
+    OTHERS,
+    OWNER_ONLY,
+    OWNER_ONLY_DIRECTORY,
+    TEMPORARY_NAME,
+    keep_to_owner,
+    make_directory,
+    replace_file,
+    sync_directory,
+    write_all,
+    write_temporary,
+)
+from gym_ray.storage.names import check_range, name_parts
+from gym_ray.storage.posix_stream import NO_HARD_LINKS, PosixStream, name_file, remove_temporary
 
 __all__ = [
     "OWNER_ONLY",
@@ -25,116 +40,9 @@ __all__ = [
     "write_all",
 ]
 
-OWNER_ONLY, OWNER_ONLY_DIRECTORY = 0o600, 0o700
-"""Permission bits of what nobody else may read."""
-
-_OTHERS = 0o077
-_NAME_KEPT = 60
-"""Characters of a name that its temporary sibling shows: with more, the longest names would have none that fits."""
-_log = logging.getLogger(__name__)
-
-
-def write_all(calls: FileCalls, fd: int, data: bytes) -> None:
-    """Write every byte of ``data``; one system call unless the system takes less.
-
-    Raises:
-        OSError: A write failed; the bytes before it may be in the file.
-    """
-    written = calls.write(fd, data)
-    while written < len(data):
-        written += calls.write(fd, memoryview(data)[written:])
-
-
-def sync_directory(calls: FileCalls, path: str) -> None:
-    """Make the entries of a directory durable.
-
-    Raises:
-        OSError: It could not be done.
-    """
-    fd = calls.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        calls.sync(fd)
-    finally:
-        calls.close(fd)
-
-
-def keep_to_owner(calls: FileCalls, fd: int, info: os.stat_result, path: str) -> None:
-    """Take an open file's permissions from everybody but its owner, if that is us.
-
-    A file system that has no permissions cannot; that is logged, and the file used as it is.
-
-    Args:
-        calls: The seam to the operating system.
-        fd: The open file.
-        info: What ``fstat`` says of it.
-        path: Its path, for the log.
-    """
-    if not info.st_mode & _OTHERS or info.st_uid != os.geteuid():
-        return
-    try:
-        calls.change_mode(fd, OWNER_ONLY)
-    except OSError as error:
-        _log.warning("%s can be read by others, and that cannot be changed: %s", path, error)
-
-
-def make_directory(calls: FileCalls, path: Path, mode: int = 0o777) -> None:
-    """Create a directory with its parents, each entry durable.
-
-    Args:
-        calls: The seam to the operating system.
-        path: The directory; one that exists is left as it is.
-        mode: Its permission bits, less the umask; parents that are missing get the usual ones.
-
-    Raises:
-        OSError: It could not be done.
-    """
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    calls.makedirs(str(path), mode)
-    for created in missing:
-        sync_directory(calls, str(created.parent))
-
-
-def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int, *, sync_name: bool = True) -> None:
-    """Put ``data`` under a path in an existing directory, replacing what was there; durable when it returns.
-
-    A reader sees the old or the new file, never a mix, also after a crash.
-
-    Args:
-        calls: The seam to the operating system.
-        path: The file.
-        data: Its new bytes.
-        mode: Its permission bits, less the umask.
-        sync_name: Make sure that the new file is the one that a crash leaves; else it may be the old one.
-
-    Raises:
-        OSError: It could not be done; the old file, if any, is intact, or the new one stands whole in its place.
-    """
-    temporary = _write_temporary(calls, path, data, mode)
-    try:
-        calls.rename(temporary, str(path))
-    except OSError:
-        calls.unlink(temporary)
-        raise
-    if sync_name:
-        sync_directory(calls, str(path.parent))
-
-
-def _write_temporary(calls: FileCalls, path: Path, data: bytes, mode: int) -> str:
-    temporary = str(path.with_name(f".{secrets.token_hex(8)}.{path.name[:_NAME_KEPT]}"))
-    fd = calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        write_all(calls, fd, data)
-        calls.sync(fd)
-    except OSError:
-        calls.unlink(temporary)
-        raise
-    finally:
-        calls.close(fd)
-    return temporary
-
 
 class PosixStore:
-    """Implements :class:`gym_ray.storage.store.Store` below one directory.
+    """Implements :class:`gym_ray.storage.store.SegmentStore` below one directory.
 
     Args:
         root: Directory; created when the first value is put there, never by a read.
@@ -146,7 +54,41 @@ class PosixStore:
         self.root = root
         self._calls = calls or FileCalls()
         self._mode = mode
-        self._directory_mode = 0o777 if mode & _OTHERS else OWNER_ONLY_DIRECTORY
+        self._directory_mode = 0o777 if mode & OTHERS else OWNER_ONLY_DIRECTORY
+        self._probing = threading.Lock()
+        self._exclusive: bool | None = None
+
+    @property
+    def place(self) -> str:
+        """The directory."""
+        return str(self.root)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the file system has hard links; see the contract."""
+        with self._probing:
+            if self._exclusive is None:
+                self._exclusive = self._probe()
+            return self._exclusive
+
+    def _probe(self) -> bool:
+        name = self.root / f"probe-{secrets.token_hex(8)}"
+        try:
+            make_directory(self._calls, self.root, self._directory_mode)
+            temporary = write_temporary(self._calls, name, b"", self._mode)
+            second = f"{temporary}.2"
+            try:
+                self._calls.link(temporary, second)
+                self._calls.unlink(second)
+            except OSError as error:
+                if error.errno not in NO_HARD_LINKS:
+                    raise
+                return False
+            finally:
+                self._calls.unlink(temporary)
+        except OSError as error:
+            raise StorageError(f"cannot find out whether {self.root} has hard links: {error}") from error
+        return True
 
     def publish(self, name: str, data: bytes) -> None:
         """Put or replace a value; see the contract."""
@@ -162,16 +104,47 @@ class PosixStore:
         path = self._path(name)
         try:
             make_directory(self._calls, path.parent, self._directory_mode)
-            temporary = _write_temporary(self._calls, path, data, self._mode)
+            temporary = write_temporary(self._calls, path, data, self._mode)
             try:
-                self._calls.link(temporary, str(path))
-            finally:
-                self._calls.unlink(temporary)
-            sync_directory(self._calls, str(path.parent))
+                name_file(self._calls, temporary, str(path))
+            except OSError:
+                remove_temporary(self._calls, temporary)
+                raise
         except FileExistsError as error:
             raise StorageExistsError(f"{path} exists") from error
         except OSError as error:
             raise StorageError(f"cannot create {path}: {error}") from error
+
+    def stream(self, name: str) -> PosixStream:
+        """Begin a value; see the contract."""
+        path = self._path(name)
+        try:
+            make_directory(self._calls, path.parent, self._directory_mode)
+            return PosixStream(path, self._calls, self._mode)
+        except OSError as error:
+            raise StorageError(f"cannot begin {path}: {error}") from error
+
+    def sweep_temporary(self, older_than_s: float) -> list[str]:
+        """Remove what killed writers left half-written, and return its paths, sorted.
+
+        Args:
+            older_than_s: Files changed more recently may belong to a writer that lives.
+
+        Raises:
+            StorageError: A directory could not be read, or a file not removed.
+        """
+        before, removed = time.time() - older_than_s, []
+        for folder, entry in self._walk(self.root):
+            path = os.path.join(folder, entry)  # noqa: PTH118 - millions of names
+            if TEMPORARY_NAME.match(entry) and self._is_older(path, before):
+                try:
+                    self._calls.unlink(path)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise StorageError(f"cannot remove {path}: {error}") from error
+                removed.append(path)
+        return sorted(removed)
 
     def list(self, prefix: str = "") -> list[str]:
         """Return published names; see the contract. A directory that does not exist lists nothing.
@@ -179,20 +152,23 @@ class PosixStore:
         Raises:
             StorageError: A directory could not be read.
         """
+        base = self.root / PurePosixPath(prefix).parent if "/" in prefix else self.root
+        names = []
+        for folder, entry in self._walk(base):
+            name = (Path(folder) / entry).relative_to(self.root).as_posix()
+            if not entry.startswith(".") and name.startswith(prefix):
+                names.append(name)
+        return sorted(names)
 
+    def _walk(self, base: Path) -> Iterator[tuple[str, str]]:
         def refuse(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):
                 raise StorageError(f"cannot list {self.root}: {error}") from error
 
-        base = self.root / PurePosixPath(prefix).parent if "/" in prefix else self.root
-        names = []
         for folder, folders, files in os.walk(base, onerror=refuse):
             folders[:] = [entry for entry in folders if not entry.startswith(".")]
             for entry in files:
-                name = (Path(folder) / entry).relative_to(self.root).as_posix()
-                if not entry.startswith(".") and name.startswith(prefix):
-                    names.append(name)
-        return sorted(names)
+                yield folder, entry
 
     def read(self, name: str) -> bytes:
         """Return a value; see the contract."""
@@ -200,6 +176,61 @@ class PosixStore:
         try:
             return path.read_bytes()
         except FileNotFoundError as error:
+            raise StorageMissingError(f"{path} does not exist") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}") from error
+
+    def size(self, name: str) -> int:
+        """Return the size of a value in bytes; see the contract."""
+        with self._reading(name) as fd:
+            return self._calls.fstat(fd).st_size
+
+    def exists(self, name: str) -> bool:
+        """Return whether a value has this name; see the contract."""
+        path = self._path(name)
+        try:
+            return stat.S_ISREG(self._calls.stat(str(path)).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StorageError(f"cannot look for {path}: {error}") from error
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Return a part of a value; see the contract."""
+        check_range(name, start, length)
+        with self._reading(name) as fd:
+            return self._read_at(fd, start, length)
+
+    def read_tail(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the end of a value and its size; see the contract."""
+        check_range(name, 0, length)
+        with self._reading(name) as fd:
+            size = self._calls.fstat(fd).st_size
+            start = max(0, size - length)
+            return self._read_at(fd, start, size - start), size
+
+    def _read_at(self, fd: int, start: int, length: int) -> bytes:
+        first = self._calls.pread(fd, length, start)
+        if len(first) in (0, length):
+            return first
+        pieces, got = [first], len(first)
+        while got < length and (piece := self._calls.pread(fd, length - got, start + got)):
+            pieces.append(piece)
+            got += len(piece)
+        return b"".join(pieces)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        path = self._path(name)
+        try:
+            fd = self._calls.open(str(path), os.O_RDONLY)
+            try:
+                if not stat.S_ISREG(self._calls.fstat(fd).st_mode):
+                    raise FileNotFoundError(errno.ENOENT, "is no file", str(path))
+                yield fd
+            finally:
+                self._calls.close(fd)
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise StorageMissingError(f"{path} does not exist") from error
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error}") from error
@@ -223,8 +254,15 @@ class PosixStore:
         except OSError as error:
             raise StorageError(f"cannot sync {path}: {error}") from error
 
+    def _is_older(self, path: str, before: float) -> bool:
+        try:
+            info = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(info.st_mode) and info.st_mtime < before
+
+    def close(self) -> None:
+        """Do nothing: nothing is kept open."""
+
     def _path(self, name: str) -> Path:
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or any(part.startswith(".") for part in parts):
-            raise StorageError(f"{name!r} cannot be a name here: relative, no part may begin with a dot")
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*name_parts(name))

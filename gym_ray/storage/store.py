@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Store"]
+from gym_ray.storage.streams import StreamedValue
+
+__all__ = ["SegmentStore", "Store"]
 
 
 class Store(Protocol):
@@ -56,3 +58,65 @@ class Store(Protocol):
         Raises:
             StorageError: It could not be done.
         """
+
+
+class SegmentStore(Store, Protocol):
+    """A :class:`Store` that also takes values too large for memory, and gives parts of them.
+
+    Every method may be called from several threads at once.
+
+    A value is there whole or not at all: it is never seen half-written, whatever happens to its writer.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where the values are, for messages; holds no credentials."""
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether :meth:`create` works here: found out once by really trying, which leaves nothing behind.
+
+        Raises:
+            StorageError: It could not be found out.
+        """
+
+    def stream(self, name: str) -> StreamedValue:
+        """Begin a value; it is under its name once :meth:`StreamedValue.publish` has returned, and not before.
+
+        Raises:
+            StorageError: It could not be begun.
+        """
+
+    def size(self, name: str) -> int:
+        """Return how many bytes a value has.
+
+        Raises:
+            StorageMissingError: The name does not exist.
+            StorageError: It could not be found out.
+        """
+
+    def exists(self, name: str) -> bool:
+        """Return whether a value has this name now; never answered from a listing that was kept.
+
+        Raises:
+            StorageError: It could not be found out.
+        """
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``start`` on; fewer only where the value ends.
+
+        Raises:
+            StorageMissingError: The name does not exist.
+            StorageError: It could not be read.
+        """
+
+    def read_tail(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last ``length`` bytes, all where there are fewer, and the size of the whole value.
+
+        Raises:
+            StorageMissingError: The name does not exist.
+            StorageError: It could not be read.
+        """
+
+    def close(self) -> None:
+        """Give up connections; the store can be used again."""

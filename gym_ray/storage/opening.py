@@ -1,0 +1,57 @@
+"""Which kind of store a place is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from gym_ray.errors import SettingsError
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import PosixStore
+from gym_ray.storage.store import SegmentStore
+
+__all__ = ["open_store"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def open_store(
+    where: str | Path,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    calls: FileCalls | None = None,
+    mode: int = 0o644,
+) -> SegmentStore:
+    """Return the store at a place, without touching it yet.
+
+    Args:
+        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows, such as ``s3://bucket/prefix``.
+        storage_options: What fsspec is to be given for such a URL, credentials among it; never logged or shown.
+        calls: The seam to the operating system, for a directory.
+        mode: Permission bits of files, for a directory.
+
+    Raises:
+        SettingsError: The place is a relative path, or of a kind that nothing installed can open.
+    """
+    text = str(where)
+    if not _SCHEME.match(text):
+        return _open_directory(text, text, storage_options, calls, mode)
+    if text.lower().startswith("file://"):
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise SettingsError(text, "", f"a file:// URL cannot name a host, {parts.netloc!r}", "use file:///path")
+        return _open_directory(text, unquote(parts.path), storage_options, calls, mode)
+    raise SettingsError(text, "", "object stores cannot be opened")
+
+
+def _open_directory(
+    where: str, path: str, options: Mapping[str, Any] | None, calls: FileCalls | None, mode: int
+) -> PosixStore:
+    if not path.startswith("/"):
+        raise SettingsError(where, "", "a relative path depends on who opens it", "give an absolute path or a URL")
+    if options:
+        raise SettingsError(where, "storage_options", "a directory takes no options", "leave them out")
+    return PosixStore(Path(path), calls=calls, mode=mode)

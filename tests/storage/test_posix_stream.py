@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import StorageError, StorageExistsError
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import PosixStore
+from gym_ray.storage.streams import StreamedValue
+from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
+
+
+def put(value: StreamedValue, data: bytes) -> None:
+    value.write(data)
+    value.publish()
+
+
+def test_nothing_is_under_the_name_before_publish_and_nothing_else_after(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    with store.stream("p/x") as value:
+        value.write(b"a" * 1_000_000)
+        value.write(b"b")
+        assert store.list() == []
+        assert [name[0] for name in os.listdir(tmp_path / "p")] == ["."]
+        value.publish()
+    assert os.listdir(tmp_path / "p") == ["x"]
+    assert store.read("p/x") == b"a" * 1_000_000 + b"b"
+
+
+def test_a_dropped_value_leaves_nothing(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    value = store.stream("x")
+    value.write(b"half")
+    del value
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_published_value_outlives_a_power_cut(tmp_path: Path) -> None:
+    calls = ForgetfulCalls()
+    with PosixStore(tmp_path, calls=calls).stream("x") as value:
+        value.write(b"1" * 300_000)
+        value.write(b"2")
+        value.publish()
+    assert calls.after_power_cut(tmp_path) == {"x": b"1" * 300_000 + b"2"}
+
+
+@pytest.mark.parametrize("size", [3, 600_000])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, size: int) -> None:
+    calls = FaultyCalls(only=lambda path: True)
+    calls.write_error, calls.bytes_before_error = OSError(errno.ENOSPC, "full"), 2
+    store = PosixStore(tmp_path, calls=calls)
+    value = store.stream("x")
+    with pytest.raises(StorageError, match="full"):
+        put(value, b"x" * size)
+    assert value.closed
+    assert os.listdir(tmp_path) == []
+
+
+class _FailingSyncs(FileCalls):
+    def __init__(self, *, directories: bool) -> None:
+        self._directories = directories
+
+    def sync(self, fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}") == self._directories:
+            raise OSError(errno.EIO, "broken")
+        super().sync(fd)
+
+
+@pytest.mark.parametrize("directories", [False, True])
+def test_a_failed_sync_leaves_nothing(tmp_path: Path, directories: bool) -> None:
+    store = PosixStore(tmp_path, calls=_FailingSyncs(directories=directories))
+    with pytest.raises(StorageError, match=r"cannot publish .*broken"):
+        put(store.stream("x"), b"x")
+    assert os.listdir(tmp_path) == []
+
+
+class _LostAnswer(FileCalls):
+    """Links, and then says that the name is taken: what a network file system does when an answer is lost."""
+
+    def link(self, source: str, target: str) -> None:
+        super().link(source, target)
+        super().link(source, target)
+
+
+def test_a_link_whose_answer_was_lost_is_a_success(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path, calls=_LostAnswer())
+    with store.stream("x") as value:
+        value.write(b"x")
+        value.publish()
+    store.create("y", b"y")
+    assert sorted(os.listdir(tmp_path)) == ["x", "y"]
+
+
+class _NoLinks(FileCalls):
+    def link(self, source: str, target: str) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+
+def test_without_hard_links_values_are_renamed_and_nothing_can_be_created(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path, calls=_NoLinks())
+    assert store.exclusive is False
+    for again in (b"one", b"one"):
+        put(store.stream("x"), again)
+    with pytest.raises(StorageExistsError, match="x exists"):
+        put(store.stream("x"), b"two")
+    with pytest.raises(StorageError, match="no links"):
+        store.create("y", b"")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_the_probe_leaves_nothing(tmp_path: Path) -> None:
+    assert PosixStore(tmp_path).exclusive is True
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_old_leftovers_of_writers_are_swept(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.publish("a/x", b"1")
+    (tmp_path / "a" / ".state").write_bytes(b"")
+    (tmp_path / "a" / (".0123456789abcdef" + ".dir")).mkdir()
+    old = tmp_path / "a" / ".0123456789abcdef.x"
+    old.write_bytes(b"half")
+    for path in (tmp_path / "a").iterdir():
+        os.utime(path, (1, 1))
+    with store.stream("a/y") as young:
+        assert store.sweep_temporary(3600) == [str(old)]
+        young.publish()
+    assert sorted(os.listdir(tmp_path / "a")) == [".0123456789abcdef.dir", ".state", "x", "y"]
