@@ -8,7 +8,8 @@
     ├── RolloutIdError           an id that cannot be a rollout id                            (ValueError)
     ├── StorageError             the place where data should be durable                       (OSError)
     │   ├── StorageExistsError   exclusive create met an existing name                        (FileExistsError)
-    │   └── StorageMissingError  a name that should exist does not                            (FileNotFoundError)
+    │   ├── StorageMissingError  a name that should exist does not                            (FileNotFoundError)
+    │   └── StorageTimeoutError  it was not known to be durable in time                       (TimeoutError)
     ├── CaptureError             evidence could not be kept or read
     │   ├── RolloutFrozenError   the rollout takes no new calls                               (RuntimeError)
     │   ├── RolloutRetiredError  the rollout's records were handed over and removed           (RuntimeError)
@@ -19,6 +20,7 @@
     │   ├── RequiredPrefixError  an engine did not prove that it continued its parent's tokens  (RuntimeError)
     │   ├── NonFiniteLogProbError  a log probability is NaN or infinite                       (ValueError)
     │   ├── SeveralCarriersError   more than one item of an answer carries tokens             (ValueError)
+    │   ├── ForeignKeyError      a staging key belongs to another store                       (ValueError)
     │   └── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
     ├── EngineError              the engine behind a model server; carries status and body
     │   ├── EngineUnavailableError   no connection, or the engine is not ready
@@ -104,6 +106,10 @@ class StorageMissingError(StorageError, FileNotFoundError):
     """A name that should exist does not."""
 
 
+class StorageTimeoutError(StorageError, TimeoutError):
+    """Something was not known to be durable in time; it may become so later."""
+
+
 class CaptureError(GymRayError):
     """Evidence could not be kept or read; the message names the file and, where there is one, the line."""
 
@@ -154,6 +160,28 @@ class NonFiniteLogProbError(CaptureError, ValueError):
 
 class SeveralCarriersError(CaptureError, ValueError):
     """More than one item of an answer carries tokens, so that nothing tells which are the call's (B19, B24)."""
+
+
+class ForeignKeyError(CaptureError, ValueError):
+    """A staging key was given to a store that it does not belong to.
+
+    Args:
+        key: The key.
+        key_store: Id of the store that the key belongs to.
+        this_store: Id of the store that it was given to.
+        place: Where that store lies.
+    """
+
+    def __init__(self, key: str, key_store: str, this_store: str, place: str) -> None:
+        super().__init__(key, key_store, this_store, place)
+        self.key, self.key_store, self.this_store, self.place = key, key_store, this_store, place
+
+    def __str__(self) -> str:
+        return (
+            f"staging key {self.key} belongs to store {self.key_store}, "
+            f"not to store {self.this_store} at {self.place}: "
+            "read it where it was staged"
+        )
 
 
 class UnusableTokensError(CaptureError, ValueError):

@@ -19,6 +19,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "AgentTimeoutError": ("late",),
     "RequiredPrefixError": ("prefix_unproven", "the answer has no list of prompt token ids"),
     "UnusableTokensError": ("length_mismatch", "3 generated ids, 2 log probs"),
+    "ForeignKeyError": ("gr1:…", "0123456789abcdef", "fedcba9876543210", "/data/staging"),
     "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
 
@@ -57,6 +58,7 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
         (errors.NonFiniteLogProbError, ValueError),
         (errors.SeveralCarriersError, ValueError),
         (errors.UnusableTokensError, ValueError),
+        (errors.ForeignKeyError, ValueError),
     ],
 )
 def test_refusals_of_token_capture_are_also_of_a_builtin_kind(
