@@ -214,7 +214,7 @@ class SegmentCommitter(Generic[ItemT]):
         """
         size = item.nbytes
         with self._lock:
-            if self._pending_bytes and self._pending_bytes + size > self._max_pending:
+            if not self._has_room(size):
                 self._wait_for_room(size, self._timeout_s if timeout_s is None else timeout_s)
             self._require_open()
             self._pending_bytes += size
@@ -262,15 +262,14 @@ class SegmentCommitter(Generic[ItemT]):
             raise StorageError(f"{self.place}: the writer is closed")
 
     def _wait_for_room(self, size: int, timeout_s: float) -> None:
-        room = self._room.wait_for(
-            lambda: self._closed or not self._pending_bytes or self._pending_bytes + size <= self._max_pending,
-            timeout_s,
-        )
-        if not room:
+        if not self._room.wait_for(lambda: self._closed or self._has_room(size), timeout_s):
             raise StorageTimeoutError(
                 f"{self.place}: {self._pending_bytes} bytes still waited to be written after {timeout_s:g} s; "
                 f"max_pending_bytes is {self._max_pending}"
             )
+
+    def _has_room(self, size: int) -> bool:
+        return not self._pending_bytes or self._pending_bytes + size <= self._max_pending
 
     def _open_batch(self) -> _Batch[ItemT]:
         last = self._waiting[-1] if self._waiting else None
@@ -318,8 +317,6 @@ class SegmentCommitter(Generic[ItemT]):
         try:
             with self._store.stream(str(name)) as value:
                 places = self._write(SegmentStream(name, value), items)
-                if len(places) != len(items):
-                    raise StorageError(f"{len(places)} places were given for {len(items)} items")
                 value.publish()
         except StorageError:
             raise
@@ -329,7 +326,7 @@ class SegmentCommitter(Generic[ItemT]):
 
     def _finish(self, batch: _Batch[ItemT], tickets: list[Ticket[ItemT]], places: Sequence[RowPlace]) -> None:
         with self._lock:
-            for ticket, place in zip(tickets, places, strict=False):
+            for ticket, place in zip(tickets, places, strict=batch.error is None):
                 ticket._place = place  # noqa: SLF001 - halves of one thing
                 self._orphans += not ticket._waiting  # noqa: SLF001
             if batch.error is not None:

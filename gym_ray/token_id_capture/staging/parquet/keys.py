@@ -76,7 +76,7 @@ def parse_key(text: str) -> SegmentKey:
     Raises:
         ValueError: It is not a key of this kind.
     """
-    match = _KEY.fullmatch(text) if isinstance(text, str) else None
+    match = _KEY.fullmatch(text)
     if match is None:
         raise ValueError(
             f"{text!r} is no staging key: expected "

@@ -92,7 +92,7 @@ def check_partition(partition: str) -> str:
     Raises:
         ValueError: It is no name that a partition can have.
     """
-    if not isinstance(partition, str) or not _PARTITION.fullmatch(partition) or partition in _RESERVED:
+    if not _PARTITION.fullmatch(partition) or partition in _RESERVED:
         raise ValueError(
             f"{partition!r} cannot be a staging partition: up to 100 letters, digits, '.', '_' and '-', "
             f"the first no '.', and none of {', '.join(sorted(_RESERVED))}"
