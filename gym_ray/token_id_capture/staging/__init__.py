@@ -1,1 +1,95 @@
-"""Worker-owned staging: tokens made durable by the process that generated them, before its answer leaves (C)."""
+"""Worker-owned staging: tokens made durable by the process that generated them, before its answer leaves (C).
+
+The contract's names can be imported from here. Nothing here loads a file format, an HTTP library, torch or Ray (C18);
+sinks and sources on Parquet are in :mod:`gym_ray.token_id_capture.staging.parquet`, by their own name.
+"""
+
+from __future__ import annotations
+
+from gym_ray.token_id_capture.staging.columns import Column
+from gym_ray.token_id_capture.staging.constants import (
+    EXTRAS_DIGEST_VERSION,
+    INVALID_WORKER_COMMIT_COORDINATES_REASON,
+    LEDGER_ROW_MISSING_CHAIN_HASH_REASON,
+    LEDGER_ROW_MISSING_RESPONSE_ID_REASON,
+    NG_CAPTURE_FIELD,
+    NG_COMMIT_COORDS_FIELD,
+    NO_EXTRAS_DIGEST,
+    POISON_REASONS,
+    REQUIRED_PREFIX_FIELD,
+    STAGING_DIGEST_VERSION,
+    STAGING_SCHEMA_VERSION,
+    TERMINAL_SELECTION_OUTCOMES,
+    UNCOMMITTED_CALL_REASON,
+    UNRESOLVED_PARENT_REASON,
+    WORKER_CAPTURE_FAILED_REASON,
+    WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON,
+)
+from gym_ray.token_id_capture.staging.delta import PackedDelta, build_staging_delta, packed_delta
+from gym_ray.token_id_capture.staging.digests import (
+    CallHashes,
+    compute_chain_hash,
+    compute_extras_digest,
+    compute_prefix_hash,
+    compute_staging_digest,
+    hash_call,
+)
+from gym_ray.token_id_capture.staging.ledger_records import (
+    CallRecord,
+    CaptureLedgerCommit,
+    ManifestFailure,
+    RolloutManifest,
+    RolloutReceipt,
+    RolloutRemoval,
+)
+from gym_ray.token_id_capture.staging.records import (
+    CaptureAdmission,
+    CommitCoords,
+    StagedCallBaseSnapshot,
+    StagedCallRecord,
+    StagedCallSnapshot,
+    StageResult,
+    default_staging_key,
+)
+
+__all__ = [
+    "EXTRAS_DIGEST_VERSION",
+    "INVALID_WORKER_COMMIT_COORDINATES_REASON",
+    "LEDGER_ROW_MISSING_CHAIN_HASH_REASON",
+    "LEDGER_ROW_MISSING_RESPONSE_ID_REASON",
+    "NG_CAPTURE_FIELD",
+    "NG_COMMIT_COORDS_FIELD",
+    "NO_EXTRAS_DIGEST",
+    "POISON_REASONS",
+    "REQUIRED_PREFIX_FIELD",
+    "STAGING_DIGEST_VERSION",
+    "STAGING_SCHEMA_VERSION",
+    "TERMINAL_SELECTION_OUTCOMES",
+    "UNCOMMITTED_CALL_REASON",
+    "UNRESOLVED_PARENT_REASON",
+    "WORKER_CAPTURE_FAILED_REASON",
+    "WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON",
+    "CallHashes",
+    "CallRecord",
+    "CaptureAdmission",
+    "CaptureLedgerCommit",
+    "Column",
+    "CommitCoords",
+    "ManifestFailure",
+    "PackedDelta",
+    "RolloutManifest",
+    "RolloutReceipt",
+    "RolloutRemoval",
+    "StageResult",
+    "StagedCallBaseSnapshot",
+    "StagedCallRecord",
+    "StagedCallSnapshot",
+    "build_staging_delta",
+    "compute_chain_hash",
+    "compute_extras_digest",
+    "compute_prefix_hash",
+    "compute_staging_digest",
+    "default_staging_key",
+    "hash_call",
+    "packed_delta",
+]
