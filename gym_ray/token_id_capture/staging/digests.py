@@ -23,6 +23,7 @@ from gym_ray.token_id_capture.staging.constants import (
     STAGING_SCHEMA_VERSION,
     CallMode,
 )
+from gym_ray.token_id_capture.staging.delta import PackedDelta
 from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest
 from gym_ray.token_id_capture.staging.hash_input import (
     checked_digest,
@@ -136,9 +137,7 @@ def hash_call(
     mode: CallMode,
     weight_version: int,
     prefix: TokenArray,
-    token_ids_delta: TokenArray,
-    token_mask_delta: NDArray[Any],
-    generation_log_probs_delta: NDArray[Any],
+    delta: PackedDelta,
     extras_digest: str,
     parent_chain_hash: str | None,
 ) -> CallHashes:
@@ -154,9 +153,7 @@ def hash_call(
         mode: As above.
         weight_version: As above.
         prefix: All tokens before the delta: ``uint32[prev_len]`` or ``uint64[prev_len]``, empty for a root.
-        token_ids_delta: ``uint32[n]`` or ``uint64[n]``.
-        token_mask_delta: ``bool[n]``, or floats 0 and 1.
-        generation_log_probs_delta: ``float32[n]`` or ``float64[n]``.
+        delta: The columns of the call.
         extras_digest: Digest of the extras.
         parent_chain_hash: The parent's chain hash, None for a root.
 
@@ -164,7 +161,7 @@ def hash_call(
         TypeError: As :func:`compute_staging_digest`.
         ValueError: As :func:`compute_staging_digest`.
     """
-    columns = _Columns.checked(token_ids_delta, token_mask_delta, generation_log_probs_delta)
+    columns = _Columns.checked(delta.token_ids, delta.token_mask, delta.log_probs)
     ids, prev_len = columns.ids, prefix.size
     head = _head(
         rollout_id, model_call_id, parent_call_id, mode, (prev_len, ids.size, prev_len + ids.size, weight_version)
