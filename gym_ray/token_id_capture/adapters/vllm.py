@@ -19,9 +19,17 @@ from typing import Any, Final
 
 from gym_ray.token_id_capture.adapters.engine_report import EngineReport, counted, token_outcome
 from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
+from gym_ray.token_id_capture.adapters.vllm_capture import VLLMCaptureAdapter
 from gym_ray.token_id_capture.exact_tokens import TokenOutcome
 
-__all__ = ["EXPERTS_FIELD", "RequestFacts", "take_ending", "tokens_of_chat_answer", "tokens_of_generate_answer"]
+__all__ = [
+    "EXPERTS_FIELD",
+    "RequestFacts",
+    "VLLMCaptureAdapter",
+    "take_ending",
+    "tokens_of_chat_answer",
+    "tokens_of_generate_answer",
+]
 
 EXPERTS_FIELD: Final = "routed_experts"
 """Member with the routing of experts, in a choice, or in the message of one as patched workers put it there."""
