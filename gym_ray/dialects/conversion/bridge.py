@@ -102,14 +102,19 @@ class Bridge:
             raise UnsupportedRequestError(f"in terms of Responses, {error.message}", error.status) from None
         return cls(client, engine, body, hub, prepared, split_think)
 
-    def answer(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, answer: Mapping[str, Any], *, keep_id: bool = False) -> dict[str, Any]:
         """Convert the engine's complete answer into the client's dialect, with the client's own tool names (A153).
+
+        Args:
+            answer: The answer.
+            keep_id: Keep the engine's id, by which a captured call is found (A169); else a converted answer has a new
+                one.
 
         Raises:
             EngineError: The answer has no form in the client's dialect; status 502.
         """
         if self.client == RESPONSES:
-            found = self._in_hub(answer)
+            found = self._in_hub(answer, keep_id=keep_id)
             told = found if self.engine == RESPONSES else {**found, "usage": _countable(found.get("usage"))}
             return restore_names(told, self.prepared.namespaces)
         if self.hub is None:
@@ -117,15 +122,17 @@ class Bridge:
         model = self.prepared.body.get("model")
         asked = model if isinstance(model, str) and model else None
         if self.client == CHAT:
-            return responses_to_chat.answer_to_chat(self._in_hub(answer), model=asked)
-        return responses_to_messages.answer_to_messages(self._in_hub(answer), model=asked)
+            return responses_to_chat.answer_to_chat(self._in_hub(answer, keep_id=keep_id), model=asked)
+        return responses_to_messages.answer_to_messages(self._in_hub(answer, keep_id=keep_id), model=asked)
 
-    def _in_hub(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def _in_hub(self, answer: Mapping[str, Any], *, keep_id: bool) -> dict[str, Any]:
         if self.hub is None or self.engine == RESPONSES:
             return dict(answer)
         if self.engine == CHAT:
-            return chat_to_responses.answer_to_responses(answer, self.hub, split_think=self.split_think)
-        return messages_to_responses.answer_to_responses(answer, self.hub)
+            return chat_to_responses.answer_to_responses(
+                answer, self.hub, split_think=self.split_think, keep_id=keep_id
+            )
+        return messages_to_responses.answer_to_responses(answer, self.hub, keep_id=keep_id)
 
 
 def _countable(usage: Any) -> Any:
