@@ -10,14 +10,14 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gym_ray.token_id_capture.token_arrays import pack_token_ids
+from gym_ray.token_id_capture.token_arrays import FloatArray, pack_token_ids
 
-__all__ = ["Column", "Values", "id_column", "log_prob_column", "mask_column"]
+__all__ = ["Column", "as_float32", "id_column", "log_prob_column", "mask_column"]
 
 T = TypeVar("T", int, float)
 
@@ -118,9 +118,6 @@ class Column(Sequence[T]):
         return f"Column({self.tolist()!r})"
 
 
-Values: TypeAlias = "Sequence[int] | Sequence[float] | NDArray[Any] | memoryview | array[int] | array[float]"
-
-
 def id_column(values: object) -> Column[int]:
     """Return token ids as a column of uint32 where each fits, else of uint64 (C22, C304).
 
@@ -173,11 +170,19 @@ def log_prob_column(values: object) -> Column[float]:
     wide = _numbers(values, "log probs", "log prob")
     if wide.dtype.kind in "bu" or (wide.dtype.kind == "i" and not from_list):
         raise ValueError(f"log probs must be floats, not an array of {wide.dtype}")
-    return Column(_float32(wide, exact=from_list))
+    return Column(as_float32(wide, exact=from_list))
 
 
-def _float32(wide: NDArray[Any], *, exact: bool) -> NDArray[Any]:
-    """Return the values as float32, or as they are where ``exact`` forbids rounding or a value would vanish."""
+def as_float32(wide: NDArray[Any], *, exact: bool) -> FloatArray:
+    """Return log probabilities as float32, or as they are where ``exact`` forbids rounding or one would vanish.
+
+    Args:
+        wide: A one-dimensional array of numbers.
+        exact: Whether a value that float32 does not hold keeps them all in float64.
+
+    Raises:
+        ValueError: A value is not finite, or rounds past the largest float32; its index is named.
+    """
     if wide.dtype == np.float32:
         _refuse_infinite(wide, wide)
         return _owned(wide, np.float32)

@@ -23,12 +23,12 @@ class PackedDelta:
     Attributes:
         token_ids: ``uint32[n]``, or ``uint64[n]`` where an id needs it.
         token_mask: ``bool[n]``; true for a generated token.
-        log_probs: ``float32[n]``; 0 for a carried token.
+        log_probs: ``float32[n]``, or ``float64[n]`` where they came so; 0 for a carried token.
     """
 
     token_ids: TokenArray
     token_mask: NDArray[np.bool_]
-    log_probs: NDArray[np.float32]
+    log_probs: FloatArray
 
 
 def build_staging_delta(
@@ -53,23 +53,17 @@ def build_staging_delta(
 
 
 def packed_delta(prompt: TokenArray, generated: TokenArray, log_probs: FloatArray, prev_len: int) -> PackedDelta:
-    """Return the delta as arrays of its own (C95); log probabilities are rounded to float32, half to even.
+    """Return the delta as arrays of its own (C95); ids and log probabilities keep their types. Values are not checked.
 
     Raises:
-        ValueError: As :func:`build_staging_delta`, or a log probability is no finite float32; its index in
-            ``log_probs`` is named.
+        ValueError: As :func:`build_staging_delta`.
     """
     carried = _carried(prompt.size, generated.size, log_probs.size, prev_len)
     ids = cast("TokenArray", np.concatenate((prompt[prev_len:], generated)))
     mask = np.zeros(ids.size, np.bool_)
     mask[carried:] = True
-    probs = np.zeros(ids.size, np.float32)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        probs[carried:] = log_probs
-    finite = np.isfinite(probs)
-    if not finite.all():
-        at = int(np.argmin(finite)) - carried
-        raise ValueError(f"log prob {log_probs[at]} at index {at} is no finite float32")
+    probs = cast("FloatArray", np.zeros(ids.size, log_probs.dtype))
+    probs[carried:] = log_probs
     for column in (ids, mask, probs):
         column.flags.writeable = False
     return PackedDelta(ids, mask, probs)
