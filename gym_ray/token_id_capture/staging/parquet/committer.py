@@ -124,9 +124,9 @@ class Ticket(Generic[ItemT]):
         self._waiting = True  # from the start: whoever has the ticket is about to wait
 
     @property
-    def outcome_known(self) -> bool:
-        """Whether :meth:`wait` would return, or raise, at once."""
-        return self._batch.done.is_set()
+    def being_written(self) -> bool:
+        """Whether the item may yet become durable although it is not so now."""
+        return self._batch.taken and not self._batch.done.is_set()
 
     def wait(self, timeout_s: float) -> RowPlace:
         """Return where the item is, once it is durable. May be called again, and by several threads.

@@ -1,0 +1,126 @@
+"""A batch of staged calls as one segment: the rows of the calls first, then the bytes of their attachments, in parts.
+
+Where a part will be is known before anything is written, so the rows can say it. Equal bytes are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from gym_ray.errors import StorageError
+from gym_ray.token_id_capture.staging.parquet.attachments import PreparedAttachment
+from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem, calls_table
+from gym_ray.token_id_capture.staging.parquet.committer import RowPlace, SegmentStream
+from gym_ray.token_id_capture.staging.parquet.schema import (
+    CALLS_PER_ROW_GROUP,
+    CALLS_SCHEMA,
+    MEDIA_PART_BYTES,
+    MEDIA_ROW,
+    MEDIA_ROW_GROUP_BYTES,
+    TOKENS_PER_ROW_GROUP,
+)
+from gym_ray.token_id_capture.staging.parquet.segment_writer import SegmentFile, segment_file
+
+__all__ = ["media_row_groups", "row_group_sizes", "write_calls_segment"]
+
+_MEDIA_COLUMN: Final = CALLS_SCHEMA.get_field_index("media_data")
+_KIND_COLUMN: Final = CALLS_SCHEMA.get_field_index("row_kind")
+
+
+def write_calls_segment(stream: SegmentStream, items: Sequence[CallItem], store_id: str) -> list[RowPlace]:
+    """Write calls with all their attachments, and return the place of each call, in order.
+
+    Raises:
+        OSError: The stream took no more.
+        StorageError: An attachment gave other bytes than it had announced.
+    """
+    media = _Media(len(items))
+    rows = [None if item.attachments is None else [media.row_of(one) for one in item.attachments] for item in items]
+    places: list[RowPlace] = []
+    with segment_file(stream, CALLS_SCHEMA, store_id) as file:
+        table = calls_table(items, rows)
+        for size in row_group_sizes([item.delta_len for item in items]):
+            group = file.write_row_group(table.slice(len(places), size))
+            places.extend(stream.place(group, row) for row in range(size))
+        del table
+        media.write(file)
+    return places
+
+
+def row_group_sizes(token_counts: Sequence[int]) -> Iterator[int]:
+    """Yield how many calls each row group takes: few enough that fetching one call does not read too many."""
+    calls = tokens = 0
+    for count in token_counts:
+        calls += 1
+        tokens += count
+        if calls >= CALLS_PER_ROW_GROUP or tokens >= TOKENS_PER_ROW_GROUP:
+            yield calls
+            calls = tokens = 0
+    if calls:
+        yield calls
+
+
+class _Media:
+    """The attachments of a segment, each once, and the rows that their parts will have."""
+
+    def __init__(self, first_row: int) -> None:
+        self._next_row = first_row
+        self._first_rows: dict[tuple[bytes, int], int] = {}
+        self._kept: list[PreparedAttachment] = []
+
+    def row_of(self, attachment: PreparedAttachment) -> int | None:
+        if not attachment.nbytes:
+            return None
+        known = (attachment.sha256, attachment.nbytes)
+        row = self._first_rows.setdefault(known, self._next_row)
+        if row == self._next_row:
+            self._next_row += -(-attachment.nbytes // MEDIA_PART_BYTES)
+            self._kept.append(attachment)
+        return row
+
+    def write(self, file: SegmentFile) -> None:
+        for table in media_row_groups(self._parts()):
+            file.write_row_group(table)
+        if file.rows != self._next_row:
+            raise StorageError(f"attachments have {file.rows} rows, where {self._next_row} were announced")
+
+    def _parts(self) -> Iterator[memoryview]:
+        for attachment in self._kept:
+            written = 0
+            for part in attachment.parts(MEDIA_PART_BYTES):
+                written += part.nbytes
+                yield part
+            if written != attachment.nbytes:
+                raise StorageError(
+                    f"attachment {attachment.name!r} gave {written} bytes, where {attachment.nbytes} were announced"
+                )
+
+
+def media_row_groups(parts: Iterator[memoryview]) -> Iterator[pa.Table]:
+    """Yield tables that are a row group of media each: one row a part, many small parts in one group."""
+    waiting: list[memoryview] = []
+    size = 0
+    for part in parts:
+        waiting.append(part)
+        size += part.nbytes
+        if size >= MEDIA_ROW_GROUP_BYTES:
+            yield _media_table(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _media_table(waiting)
+
+
+def _media_table(parts: Sequence[memoryview]) -> pa.Table:
+    columns = [pa.nulls(len(parts), field.type) for field in CALLS_SCHEMA]
+    columns[_KIND_COLUMN] = pa.repeat(MEDIA_ROW, len(parts))
+    columns[_MEDIA_COLUMN] = _one_value(parts[0]) if len(parts) == 1 else pa.array(parts, pa.large_binary())
+    return pa.Table.from_arrays(columns, schema=CALLS_SCHEMA)
+
+
+def _one_value(part: memoryview) -> pa.Array:
+    """Return an array of one value that shares its bytes."""
+    offsets = pa.array([0, part.nbytes], pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(part)])
