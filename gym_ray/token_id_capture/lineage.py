@@ -6,6 +6,7 @@ page is gathered here under its public names.
 
 from __future__ import annotations
 
+from gym_ray.token_id_capture.resolution.call_index import CallIndex, IndexedCall, Unresolved, hashed_items
 from gym_ray.token_id_capture.resolution.continuation import stamp_continuation
 from gym_ray.token_id_capture.resolution.conversation_cache import ConversationCache
 from gym_ray.token_id_capture.resolution.memory_resolver import InMemoryLineageResolver
@@ -34,12 +35,16 @@ __all__ = [
     "RESOLVER_UNAVAILABLE_REASON",
     "SEEDED_ROOT_REASON",
     "CachedLineageResolver",
+    "CallIndex",
     "ConversationCache",
     "FetchedEntries",
     "FileLineageResolver",
     "InMemoryLineageResolver",
+    "IndexedCall",
     "LineageMatch",
     "LineageResolution",
     "LineageResolver",
+    "Unresolved",
+    "hashed_items",
     "stamp_continuation",
 ]

@@ -34,6 +34,10 @@ from gym_ray.token_id_capture.staging.digests import (
     compute_staging_digest,
     hash_call,
 )
+from gym_ray.token_id_capture.staging.ledger.admission import admit
+from gym_ray.token_id_capture.staging.ledger.file_ledger import FileCaptureLedger
+from gym_ray.token_id_capture.staging.ledger.memory_ledger import MemoryCaptureLedger
+from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
 from gym_ray.token_id_capture.staging.ledger_records import (
     CallRecord,
     CaptureLedgerCommit,
@@ -72,10 +76,13 @@ __all__ = [
     "CallHashes",
     "CallRecord",
     "CaptureAdmission",
+    "CaptureLedger",
     "CaptureLedgerCommit",
     "Column",
     "CommitCoords",
+    "FileCaptureLedger",
     "ManifestFailure",
+    "MemoryCaptureLedger",
     "PackedDelta",
     "RolloutManifest",
     "RolloutReceipt",
@@ -84,6 +91,7 @@ __all__ = [
     "StagedCallBaseSnapshot",
     "StagedCallRecord",
     "StagedCallSnapshot",
+    "admit",
     "build_staging_delta",
     "compute_chain_hash",
     "compute_extras_digest",

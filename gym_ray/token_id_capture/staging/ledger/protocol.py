@@ -7,11 +7,10 @@ recorded can be read by every serving process, and it is durable before the call
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from gym_ray.token_id_capture.lineage import LineageResolution
-    from gym_ray.token_id_capture.staging.ledger_records import CaptureLedgerCommit, RolloutManifest, RolloutRemoval
+from gym_ray.token_id_capture.lineage import LineageResolution
+from gym_ray.token_id_capture.staging.ledger_records import CaptureLedgerCommit, RolloutManifest, RolloutRemoval
 
 __all__ = ["CaptureLedger"]
 
@@ -88,7 +87,7 @@ class CaptureLedger(Protocol):
         """Whether ledgers in other processes see the same rows (C200)."""
 
     def evicts(self) -> bool:
-        """Whether rows may be lost while the server runs; external staging refuses such a ledger (C203)."""
+        """Whether rows may be gone before they are retired; external staging refuses such a ledger (C203)."""
 
     async def close(self) -> None:
         """Let go of threads and files; can be called again."""

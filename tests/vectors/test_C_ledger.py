@@ -1,0 +1,111 @@
+"""C_ledger.json: lines, manifests, look-ups and admissions of the ledger in files, and of the one in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.correlation import check_rollout_id
+from gym_ray.token_id_capture import staging
+from gym_ray.token_id_capture.lineage import LineageResolution
+from gym_ray.token_id_capture.staging import CaptureLedgerCommit
+from gym_ray.token_id_capture.staging.ledger.admission import admit
+from gym_ray.token_id_capture.staging.ledger.file_ledger import FileCaptureLedger
+from gym_ray.token_id_capture.staging.ledger.memory_ledger import MemoryCaptureLedger
+from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
+
+ROLLOUT = "r1"
+FILE = f"{ROLLOUT}.lineage.jsonl"
+
+
+def shown(resolution: LineageResolution) -> dict[str, Any]:
+    match = resolution.match
+    return {
+        "status": str(resolution.status.value),
+        "reason": resolution.reason,
+        "match": match
+        and {
+            "model_call_id": match.model_call_id,
+            "cumulative_token_ids": list(match.cumulative_token_ids),
+            "digest": match.digest,
+            "staging_chain": list(match.staging_chain or ()),
+            "prev_len": match.prev_len,
+            "chain_hash": match.chain_hash,
+        },
+    }
+
+
+async def perform(ledger: CaptureLedger, directory: Path, op: str, arg: Any) -> Any:
+    if op == "record":
+        await ledger.record(CaptureLedgerCommit(**arg))
+    elif op == "fail":
+        await ledger.record_failure(ROLLOUT, *arg)
+    elif op == "raw":
+        with (directory / FILE).open("a") as file:
+            file.write(json.dumps(arg) + "\n")
+    elif op == "has_rows":
+        return await ledger.has_rows(ROLLOUT)
+    elif op == "resolve":
+        return shown(await ledger.resolve(ROLLOUT, arg))
+    elif op == "admit":
+        admission = await admit(ledger, rollout_id=ROLLOUT, model_call_id="new", items=arg)
+        chain = [] if admission is None else list(admission.staging_chain)
+        return {"admission": admission and admission.model_dump(mode="json"), "parent_staging_chain": chain}
+    else:
+        pytest.fail(f"the vectors ask for an unknown {op}")
+    return "ok"
+
+
+async def outcomes(ledger: CaptureLedger, directory: Path, ops: list[dict[str, Any]]) -> list[Any]:
+    results: list[Any] = []
+    for step in ops:
+        try:
+            results.append(await perform(ledger, directory, step["op"], step["arg"]))
+        except ValueError:
+            results.append({"error": "ValueError"})
+    return results
+
+
+async def test_vector_in_files(case: dict[str, Any], tmp_path: Path) -> None:
+    ledger = FileCaptureLedger(tmp_path)
+    try:
+        assert await outcomes(ledger, tmp_path, case["ops"]) == case["results"]
+        manifest = await ledger.manifest(ROLLOUT)
+    finally:
+        await ledger.close()
+    assert manifest.model_dump(mode="json") == case["manifest"]
+    file = tmp_path / FILE
+    assert (file.read_text().splitlines() if file.exists() else None) == case["file_lines"]
+
+
+async def test_vector_in_memory(case: dict[str, Any], tmp_path: Path) -> None:
+    if any(step["op"] == "raw" for step in case["ops"]):
+        return  # lines of other writers are only in files
+    ledger = MemoryCaptureLedger()
+    assert await outcomes(ledger, tmp_path, case["ops"]) == case["results"]
+    assert (await ledger.manifest(ROLLOUT)).model_dump(mode="json") == case["manifest"]
+
+
+def test_rollout_ids(document: dict[str, Any]) -> None:
+    for entry in document["rollout_ids"]:
+        if "error" in entry:
+            with pytest.raises(ValueError, match="cannot be a rollout id"):
+                check_rollout_id(entry["rollout_id"])
+        else:
+            assert check_rollout_id(entry["rollout_id"]) == entry["rollout_id"]
+
+
+def test_reasons(document: dict[str, Any]) -> None:
+    ours = {
+        "LEDGER_ROW_MISSING_CHAIN_HASH_REASON": staging.LEDGER_ROW_MISSING_CHAIN_HASH_REASON,
+        "LEDGER_ROW_MISSING_RESPONSE_ID_REASON": staging.LEDGER_ROW_MISSING_RESPONSE_ID_REASON,
+        "UNCOMMITTED_CALL_REASON": staging.UNCOMMITTED_CALL_REASON,
+        "UNRESOLVED_PARENT_REASON": staging.UNRESOLVED_PARENT_REASON,
+        "WORKER_MISSING_COMMIT_COORDS_REASON": staging.WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON,
+        "WORKER_CAPTURE_FAILED_REASON": staging.WORKER_CAPTURE_FAILED_REASON,
+        "INVALID_COMMIT_COORDS_REASON": staging.INVALID_WORKER_COMMIT_COORDINATES_REASON,
+    }
+    assert ours == document["reasons"]
