@@ -21,7 +21,10 @@
     │   ├── NonFiniteLogProbError  a log probability is NaN or infinite                       (ValueError)
     │   ├── SeveralCarriersError   more than one item of an answer carries tokens             (ValueError)
     │   ├── ForeignKeyError      a staging key belongs to another store                       (ValueError)
-    │   └── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
+    │   ├── StagedCallMissingError  a staging key leads to no call, or to another             (KeyError)
+    │   ├── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
+    │   └── ReceiptVerificationError  a rollout's receipt and its staged calls do not agree   (ValueError)
+    │       └── RebuildError         verified calls do not make up one training row
     ├── EngineError              the engine behind a model server; carries status and body
     │   ├── EngineUnavailableError   no connection, or the engine is not ready
     │   ├── EngineConnectionError    the connection broke in the middle of an answer
@@ -184,6 +187,22 @@ class ForeignKeyError(CaptureError, ValueError):
         )
 
 
+class StagedCallMissingError(CaptureError, KeyError):
+    """A staging key leads to no call: it is unknown or retired, was asked for twice, or its row is another's (C126).
+
+    Args:
+        key: The key.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key, self.problem = key, problem
+
+    def __str__(self) -> str:
+        return f"staging key {self.key}: {self.problem}"
+
+
 class UnusableTokensError(CaptureError, ValueError):
     """No record can be made of the tokens of a call.
 
@@ -198,6 +217,26 @@ class UnusableTokensError(CaptureError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
+
+
+class ReceiptVerificationError(CaptureError, ValueError):
+    """A rollout's receipt and its staged calls do not agree, or the receipt says that it cannot be used (C151).
+
+    Args:
+        code: Why, as one word that programs count; it stands before the first colon of the message (C341).
+        detail: The same for people: which call, which field, which values.
+    """
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(code, detail)
+        self.code, self.detail = code, detail
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class RebuildError(ReceiptVerificationError):
+    """Calls that are verified one by one do not make up the row that the receipt names (C152)."""
 
 
 class EngineError(GymRayError):

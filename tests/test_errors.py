@@ -19,6 +19,8 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "AgentTimeoutError": ("late",),
     "RequiredPrefixError": ("prefix_unproven", "the answer has no list of prompt token ids"),
     "UnusableTokensError": ("length_mismatch", "3 generated ids, 2 log probs"),
+    "ReceiptVerificationError": ("wrong_digest", "call 'c1': the manifest has another digest"),
+    "RebuildError": ("missing_parent", "call 'c2'"),
     "ForeignKeyError": ("gr1:…", "0123456789abcdef", "fedcba9876543210", "/data/staging"),
     "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
@@ -58,6 +60,8 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
         (errors.NonFiniteLogProbError, ValueError),
         (errors.SeveralCarriersError, ValueError),
         (errors.UnusableTokensError, ValueError),
+        (errors.ReceiptVerificationError, ValueError),
+        (errors.RebuildError, errors.ReceiptVerificationError),
         (errors.ForeignKeyError, ValueError),
     ],
 )
