@@ -203,6 +203,10 @@ class StagedCallMissingError(CaptureError, KeyError):
         return f"staging key {self.key}: {self.problem}"
 
 
+class StreamingUnsupportedError(CaptureError):
+    """A call whose tokens would be staged is streamed (C101)."""
+
+
 class UnusableTokensError(CaptureError, ValueError):
     """No record can be made of the tokens of a call.
 

@@ -22,6 +22,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "ReceiptVerificationError": ("wrong_digest", "call 'c1': the manifest has another digest"),
     "RebuildError": ("missing_parent", "call 'c2'"),
     "ForeignKeyError": ("gr1:…", "0123456789abcdef", "fedcba9876543210", "/data/staging"),
+    "StagedCallMissingError": ("gr1:…", "it was retired"),
     "MaskLimitExceededError": (3, 4, 0.5, {"capture_incomplete": 2}, 8),
 }
 
@@ -60,6 +61,7 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
         (errors.NonFiniteLogProbError, ValueError),
         (errors.SeveralCarriersError, ValueError),
         (errors.UnusableTokensError, ValueError),
+        (errors.StagedCallMissingError, KeyError),
         (errors.ReceiptVerificationError, ValueError),
         (errors.RebuildError, errors.ReceiptVerificationError),
         (errors.ForeignKeyError, ValueError),
