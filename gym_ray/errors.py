@@ -22,7 +22,9 @@
     │   ├── SeveralCarriersError   more than one item of an answer carries tokens             (ValueError)
     │   ├── ForeignKeyError      a staging key belongs to another store                       (ValueError)
     │   ├── StagedCallMissingError  a staging key leads to no call, or to another             (KeyError)
+    │   ├── StreamingUnsupportedError  a call whose tokens would be staged is streamed
     │   ├── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
+    │   ├── StagedPrefixError      what storage holds of a call's ancestors does not prove its prefix (ValueError)
     │   └── ReceiptVerificationError  a rollout's receipt and its staged calls do not agree   (ValueError)
     │       └── RebuildError         verified calls do not make up one training row
     ├── EngineError              the engine behind a model server; carries status and body
@@ -185,6 +187,10 @@ class ForeignKeyError(CaptureError, ValueError):
             f"not to store {self.this_store} at {self.place}: "
             "read it where it was staged"
         )
+
+
+class StagedPrefixError(CaptureError, ValueError):
+    """What storage holds of a call's ancestors does not prove the tokens that it continues (C127)."""
 
 
 class StagedCallMissingError(CaptureError, KeyError):
