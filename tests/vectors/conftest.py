@@ -1,7 +1,8 @@
 """Feeds vector files to the adapters beside this file: ``test_A_usage.py`` runs the cases of ``A_usage.json``.
 
-An adapter is a test function with a ``case`` argument. A vector file that the chosen directory lacks is not run. Cases
-whose peer value a W-item changes are listed, by rule, in ``departures.toml``.
+An adapter is a test function with a ``case`` argument; its attribute ``group`` names the list that it runs, where a file
+has several. A vector file that the chosen directory lacks is not run. Cases whose peer value a W-item changes are listed,
+by rule, in ``departures.toml``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     document = json.loads(_vector_file(metafunc.config, Path(metafunc.module.__file__)).read_text("utf-8"))
-    cases = document.get("vectors") or document.get("cases")
+    group = getattr(metafunc.function, "group", None)
+    cases = document[group] if group else document.get("vectors") or document.get("cases")
     kinds = getattr(metafunc.function, "kinds", None)
     chosen = [(i, case) for i, case in enumerate(cases) if kinds is None or case.get("kind") in kinds]
     metafunc.parametrize("case", [pytest.param(case, id=_name(case, i)) for i, case in chosen])
