@@ -1,17 +1,19 @@
 """Feeds vector files to the adapters beside this file: ``test_A_usage.py`` runs the cases of ``A_usage.json``.
 
-An adapter is a test function with a ``case`` argument; its attribute ``group`` names the list that it runs, where a file
-has several. A vector file that the chosen directory lacks is not run. Cases whose peer value a W-item changes are listed,
-by rule, in ``departures.toml``.
+An adapter is a test function with a ``case`` argument; its attribute ``group`` names the list that it runs, where a
+file has several. A vector file that the chosen directory lacks is not run. Cases whose peer value a W-item changes are
+listed, by rule, in ``departures.toml``.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -55,3 +57,38 @@ def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The vector file of the adapter, without its cases."""
     whole = json.loads(_vector_file(request.config, Path(request.module.__file__)).read_text("utf-8"))
     return {key: value for key, value in whole.items() if key not in ("vectors", "cases")}
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "nan": lambda _: float("nan"),
+    "inf": lambda _: float("inf"),
+    "-inf": lambda _: float("-inf"),
+    "tuple": tuple,
+    "bytes": bytes.fromhex,
+    "set": set,
+    "np.int64": np.int64,
+    "np.float64": np.float64,
+    "np.float32": np.float32,
+}
+
+
+@pytest.fixture
+def plain() -> Callable[[Any], Any]:
+    """What a value of staging vectors means: ``{"$t": kind, "v": ...}`` is one that JSON cannot express (C6)."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return [read(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("$t")
+        if kind is None:
+            return {key: read(item) for key, item in value.items()}
+        if kind == "nest":
+            nested: Any = []
+            for _ in range(value["v"] - 1):
+                nested = [nested]
+            return nested
+        return _KINDS[kind](read(value.get("v")))
+
+    return read

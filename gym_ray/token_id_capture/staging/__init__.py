@@ -6,6 +6,10 @@ sinks and sources on Parquet are in :mod:`gym_ray.token_id_capture.staging.parqu
 
 from __future__ import annotations
 
+from gym_ray.errors import CaptureError, StreamingUnsupportedError
+from gym_ray.token_id_capture.staging.active_call import ActiveCall
+from gym_ray.token_id_capture.staging.async_capture import AsyncRolloutTokenCapture
+from gym_ray.token_id_capture.staging.capture import CaptureHost, RolloutTokenCapture, install_capture
 from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.constants import (
     EXTRAS_DIGEST_VERSION,
@@ -46,6 +50,14 @@ from gym_ray.token_id_capture.staging.ledger_records import (
     RolloutReceipt,
     RolloutRemoval,
 )
+from gym_ray.token_id_capture.staging.memory_sink import MemoryStaging
+from gym_ray.token_id_capture.staging.protocols import (
+    CaptureAdapter,
+    PrefixSource,
+    StagingSink,
+    StagingSource,
+    WeightVersionProvider,
+)
 from gym_ray.token_id_capture.staging.records import (
     CaptureAdmission,
     CommitCoords,
@@ -55,6 +67,8 @@ from gym_ray.token_id_capture.staging.records import (
     StageResult,
     default_staging_key,
 )
+from gym_ray.token_id_capture.staging.selection import SelectedTerminal, select_terminal_call
+from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
 __all__ = [
     "EXTRAS_DIGEST_VERSION",
@@ -73,9 +87,14 @@ __all__ = [
     "UNRESOLVED_PARENT_REASON",
     "WORKER_CAPTURE_FAILED_REASON",
     "WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON",
+    "ActiveCall",
+    "AsyncRolloutTokenCapture",
     "CallHashes",
     "CallRecord",
+    "CaptureAdapter",
     "CaptureAdmission",
+    "CaptureError",
+    "CaptureHost",
     "CaptureLedger",
     "CaptureLedgerCommit",
     "Column",
@@ -83,14 +102,21 @@ __all__ = [
     "FileCaptureLedger",
     "ManifestFailure",
     "MemoryCaptureLedger",
+    "MemoryStaging",
     "PackedDelta",
+    "PrefixSource",
     "RolloutManifest",
     "RolloutReceipt",
     "RolloutRemoval",
+    "RolloutTokenCapture",
     "StageResult",
     "StagedCallBaseSnapshot",
     "StagedCallRecord",
     "StagedCallSnapshot",
+    "StagingSink",
+    "StagingSource",
+    "StreamingUnsupportedError",
+    "WeightVersionProvider",
     "admit",
     "build_staging_delta",
     "compute_chain_hash",
@@ -99,5 +125,6 @@ __all__ = [
     "compute_staging_digest",
     "default_staging_key",
     "hash_call",
+    "install_capture",
     "packed_delta",
 ]
