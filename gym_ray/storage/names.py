@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from gym_ray.errors import StorageError
 
-__all__ = ["check_range", "name_parts"]
+__all__ = ["check_range", "is_shown", "name_parts"]
 
 
 def name_parts(name: str) -> tuple[str, ...]:
@@ -29,3 +29,8 @@ def check_range(name: str, start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise StorageError(f"{name}: cannot read {length} bytes from {start} on")
+
+
+def is_shown(name: str) -> bool:
+    """Return whether a listing shows a name: no part of it may begin with a dot or be empty."""
+    return all(part and not part.startswith(".") for part in name.split("/"))

@@ -6,7 +6,6 @@ import errno
 import os
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +54,6 @@ class PosixStore:
         self._calls = calls or FileCalls()
         self._mode = mode
         self._directory_mode = 0o777 if mode & OTHERS else OWNER_ONLY_DIRECTORY
-        self._probing = threading.Lock()
         self._exclusive: bool | None = None
 
     @property
@@ -66,10 +64,9 @@ class PosixStore:
     @property
     def exclusive(self) -> bool:
         """Whether the file system has hard links; see the contract."""
-        with self._probing:
-            if self._exclusive is None:
-                self._exclusive = self._probe()
-            return self._exclusive
+        if self._exclusive is None:
+            self._exclusive = self._probe()
+        return self._exclusive
 
     def _probe(self) -> bool:
         name = self.root / f"probe-{secrets.token_hex(8)}"
@@ -175,7 +172,7 @@ class PosixStore:
         path = self._path(name)
         try:
             return path.read_bytes()
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise StorageMissingError(f"{path} does not exist") from error
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error}") from error

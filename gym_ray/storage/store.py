@@ -5,6 +5,7 @@ Correctness above this line rests on unique names and atomic publication, never 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gym_ray.storage.streams import StreamedValue
@@ -116,6 +117,16 @@ class SegmentStore(Store, Protocol):
         Raises:
             StorageMissingError: The name does not exist.
             StorageError: It could not be read.
+        """
+
+    def sweep_temporary(self, older_than_s: float) -> Sequence[str]:
+        """Remove what killed writers left unpublished, and return where it was.
+
+        Args:
+            older_than_s: What was begun more recently may belong to a writer that lives.
+
+        Raises:
+            StorageError: It could not be done.
         """
 
     def close(self) -> None:

@@ -27,7 +27,6 @@ class StreamedValue(io.RawIOBase):
     def __init__(self) -> None:
         super().__init__()
         self._size = 0
-        self._published = False
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +78,6 @@ class StreamedValue(io.RawIOBase):
         self._check_open()
         try:
             self._publish()
-            self._published = True
         finally:
             self.close()
 
@@ -88,8 +86,7 @@ class StreamedValue(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        if not self._published:
-            self._discard()
+        self._discard()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -105,4 +102,4 @@ class StreamedValue(io.RawIOBase):
 
     @abstractmethod
     def _discard(self) -> None:
-        """Leave nothing of what was written; raises nothing, also when it was done before."""
+        """Leave nothing of what was written but a published value; raises nothing, also when it was done before."""

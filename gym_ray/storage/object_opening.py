@@ -1,0 +1,79 @@
+"""Which client an object store needs, and how its place is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+
+from gym_ray.errors import SettingsError
+from gym_ray.storage.memory_backend import MemoryBackend
+from gym_ray.storage.object_backend import ObjectBackend
+
+__all__ = ["check_kind", "open_backend", "shown_url", "without_secrets"]
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure", "gs": "gcs", "gcs": "gcs"}
+_SECRET = re.compile(r"key|secret|token|password|passwd|credential|connection_string|signature|sas", re.IGNORECASE)
+_SHORTEST_SECRET = 4
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be credentials in it: user, password, query, fragment."""
+    scheme, _, rest = url.partition("://")
+    rest = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = rest.partition("/")
+    if "@" in host and scheme not in ("abfs", "abfss"):  # there it parts container and account
+        host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}".rstrip("/")
+
+
+def without_secrets(text: str, options: Mapping[str, Any]) -> str:
+    """Return a text without the values of those options whose names sound like secrets."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            text = without_secrets(text, value)
+        elif _SECRET.search(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
+
+
+def check_kind(url: str) -> None:
+    """Make sure that the client library for a URL is there.
+
+    Raises:
+        SettingsError: It is not, or nothing knows the URL's kind.
+    """
+    scheme = urlsplit(url).scheme
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        remedy = f"pip install 'gym-ray[{extra}]'" if extra else "install the library that it names"
+        raise SettingsError(shown_url(url), "", f"{scheme}:// cannot be opened: {error}", remedy) from error
+    except ValueError as error:
+        raise SettingsError(shown_url(url), "", f"no kind of store is known as {scheme}://") from error
+
+
+def open_backend(url: str, options: Mapping[str, Any]) -> tuple[ObjectBackend, str]:
+    """Return a client of its own for a URL, and the path of the URL's root; listings are never kept.
+
+    Raises:
+        Exception: The options do not fit.
+    """
+    file_system, root = fsspec.url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
+    protocols = {file_system.protocol} if isinstance(file_system.protocol, str) else set(file_system.protocol)
+    return _backend_for(file_system, protocols), root.rstrip("/")
+
+
+def _backend_for(file_system: Any, protocols: set[str]) -> ObjectBackend:
+    # each module needs a library that only its own kind of store needs
+    if "memory" in protocols:
+        return MemoryBackend(file_system)
+    if "s3" in protocols:
+        from gym_ray.storage.s3_backend import S3Backend
+
+        return S3Backend(file_system)
+    raise NotImplementedError
