@@ -94,7 +94,7 @@ def strict_floats(values: object, what: str) -> NDArray[Any]:
             are no sequence. Whether they are finite is not looked at.
     """
     if isinstance(values, Column):
-        return values.array
+        values = values.array
     if isinstance(values, list | tuple):
         _refuse_inexact(values, float, what)
         return np.frombuffer(array("d", values), np.float64)
