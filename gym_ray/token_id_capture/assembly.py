@@ -27,7 +27,6 @@ from gym_ray.token_id_capture.building.projection import (
     main_chain,
     project_main_chain_response,
 )
-from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 from gym_ray.token_id_capture.reasons import BUILD_FAILED, CAPTURE_INCOMPLETE, FREEZE_FAILED, NO_TOKEN_RECORDS
@@ -35,6 +34,7 @@ from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.row_json import row_as_json
 from gym_ray.token_id_capture.rows import TrainingRow, training_rows
 from gym_ray.token_id_capture.store import TokenCaptureStore
+from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.verdict import JUDGED_BY_ROWS, attribution_metric, build_metrics, doubts_of
 
 __all__ = [

@@ -33,9 +33,9 @@ from gym_ray.token_id_capture.building.projection import (
 )
 from gym_ray.token_id_capture.building.proving import prove_records
 from gym_ray.token_id_capture.building.retries import Retries, settle_retries
-from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
 __all__ = [
     "PER_REQUEST",

@@ -7,6 +7,7 @@ with unusual types is read through TokenEntry.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
@@ -32,7 +33,7 @@ from gym_ray.token_id_capture.token_arrays import (
     pack_token_ids,
 )
 
-__all__ = ["PackedEntry", "RecordShapes"]
+__all__ = ["PackedEntry", "RecordShapes", "packed_record"]
 
 _REQUIRED: Final = frozenset({"rollout_id", "model_call_id", *TOKEN_ARRAYS})
 _STATUSES: Final[dict[str | None, ParentResolutionStatus | None]] = {
@@ -292,6 +293,25 @@ class PackedEntry:
         if self._extras is None:
             object.__setattr__(self, "_extras", CallExtras.of(self.rest.get(EXTRAS_MEMBER)))
         return cast("CallExtras", self._extras)
+
+
+def packed_record(entry: TokenEntry | PackedEntry) -> PackedEntry:
+    """Return the record with arrays.
+
+    One whose log probabilities came to differ from its tokens in number, after it was validated (B8), stays as it is:
+    the chain that holds it names it.
+
+    Raises:
+        ValueError: No array can hold its ids or log probabilities, or an assignment made it contradict itself.
+    """
+    if isinstance(entry, PackedEntry):
+        return entry
+    generated = len(entry.generation_token_ids)
+    if len(entry.generation_log_probs) == generated:
+        return PackedEntry.of_entry(entry)
+    fitting = entry.model_copy(update={"generation_log_probs": [0.0] * generated})
+    log_probs = pack_log_probs(entry.generation_log_probs)
+    return dataclasses.replace(PackedEntry.of_entry(fitting), generation_log_probs=log_probs)
 
 
 def _is_exact(record: Mapping[str, Any]) -> bool:

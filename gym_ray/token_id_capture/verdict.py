@@ -16,7 +16,6 @@ from gym_ray.token_id_capture.builder import (
     TERMINAL_CHAIN_NOT_CAPTURED,
     BuildOutput,
 )
-from gym_ray.token_id_capture.building.terminal import TerminalAttribution
 from gym_ray.token_id_capture.reasons import (
     NOTHING_GENERATED,
     SEVERAL_CHAINS,
@@ -27,6 +26,7 @@ from gym_ray.token_id_capture.reasons import (
     UNRESOLVED_PARENT_CALLS,
     UNRESOLVED_RETRIES,
 )
+from gym_ray.token_id_capture.terminal import TerminalAttribution
 
 __all__ = [
     "JUDGED_BY_ROWS",

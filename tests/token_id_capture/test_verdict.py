@@ -6,7 +6,7 @@ import pytest
 
 from gym_ray.testing.token_rollouts import TokenRollout
 from gym_ray.token_id_capture.builder import PER_REQUEST, PREFIX_MERGING, BuildOutput, run_builder
-from gym_ray.token_id_capture.building.terminal import TerminalAttribution
+from gym_ray.token_id_capture.terminal import TerminalAttribution
 from gym_ray.token_id_capture.verdict import attribution_metric, build_metrics, doubts_of
 
 UNKNOWN = TerminalAttribution(None, "", "response_has_no_id")

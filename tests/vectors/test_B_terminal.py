@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gym_ray.token_id_capture.building.terminal import resolve_terminal
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.records import TokenEntry
+from gym_ray.token_id_capture.terminal import resolve_terminal
 
 
 @pytest.mark.parametrize("record", [TokenEntry.model_validate, PackedEntry.of_json], ids=["lists", "packed"])

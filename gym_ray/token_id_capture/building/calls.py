@@ -6,16 +6,15 @@ sequence, and everything before that is held by its base. Records are proved and
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gym_ray.token_id_capture.packed import PackedEntry
+from gym_ray.token_id_capture.packed import PackedEntry, packed_record
 from gym_ray.token_id_capture.reasons import DUPLICATE_CALL_ID_CONFLICT, UNPACKABLE_RECORD
 from gym_ray.token_id_capture.records import TokenEntry
-from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, pack_log_probs, starts_with
+from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, starts_with
 
 __all__ = ["Call", "Gathered", "continues", "gather", "packed_record", "tokens_between"]
 
@@ -135,25 +134,6 @@ def gather(entries: Sequence[TokenEntry | PackedEntry]) -> Gathered:
         elif not _same_tokens(known.record, record):
             found.failures.append((DUPLICATE_CALL_ID_CONFLICT, record.model_call_id))
     return found
-
-
-def packed_record(entry: TokenEntry | PackedEntry) -> PackedEntry:
-    """Return the record with arrays.
-
-    One whose log probabilities came to differ from its tokens in number, after it was validated (B8), stays as it is:
-    the chain that holds it names it.
-
-    Raises:
-        ValueError: No array can hold its ids or log probabilities, or an assignment made it contradict itself.
-    """
-    if isinstance(entry, PackedEntry):
-        return entry
-    generated = len(entry.generation_token_ids)
-    if len(entry.generation_log_probs) == generated:
-        return PackedEntry.of_entry(entry)
-    fitting = entry.model_copy(update={"generation_log_probs": [0.0] * generated})
-    log_probs = pack_log_probs(entry.generation_log_probs)
-    return dataclasses.replace(PackedEntry.of_entry(fitting), generation_log_probs=log_probs)
 
 
 def _same_tokens(one: PackedEntry, other: PackedEntry) -> bool:

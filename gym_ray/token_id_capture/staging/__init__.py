@@ -109,6 +109,7 @@ __all__ = [
     "RolloutReceipt",
     "RolloutRemoval",
     "RolloutTokenCapture",
+    "SelectedTerminal",
     "StageResult",
     "StagedCallBaseSnapshot",
     "StagedCallRecord",
@@ -116,6 +117,7 @@ __all__ = [
     "StagingSink",
     "StagingSource",
     "StreamingUnsupportedError",
+    "TerminalAttribution",
     "WeightVersionProvider",
     "admit",
     "build_staging_delta",
@@ -127,4 +129,6 @@ __all__ = [
     "hash_call",
     "install_capture",
     "packed_delta",
+    "resolve_terminal",
+    "select_terminal_call",
 ]

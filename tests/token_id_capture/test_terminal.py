@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_ray.testing.token_rollouts import TokenRollout
-from gym_ray.token_id_capture.building.terminal import TerminalAttribution, resolve_terminal
+from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
 
 def answer(*texts: str, **members: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_response_that_is_nothing_names_nothing() -> None:
     for response in (None, "text", 5, [answer("said by c2")]):
         assert resolve_terminal(rollout().packed(), response) == (None, "", "no_response_object")
     for output in (None, [], "text", [1, None]):
-        found = resolve_terminal(rollout().packed(), {"id": 7, "output": output})
+        found = resolve_terminal(rollout().packed(), {"id": [7], "output": output})
         assert found == (None, "", "response_has_no_id,response_has_no_output")
 
 
