@@ -29,7 +29,7 @@ from gym_ray.correlation import split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, InvalidRequestError
 from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
-from gym_ray.model_call_capture.exchange import publish_request
+from gym_ray.model_call_capture.exchange import publish_request, read_training_call
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
@@ -42,6 +42,7 @@ from gym_ray.model_server.errors_wire import (
     invalid_body_response,
     invalid_request_response,
 )
+from gym_ray.model_server.external.route import StagedRoute
 from gym_ray.model_server.facts import publish_answer, publish_failure
 from gym_ray.model_server.headers import request_headers
 from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
@@ -50,6 +51,7 @@ from gym_ray.model_server.token_calls import TokenCall, TokenCalls
 from gym_ray.model_server.token_forwarding import TokenForwarding
 from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH, weight_version_endpoint
 from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.external_staging import ExternalStaging
 
 __all__ = ["AppOptions", "build_app"]
 
@@ -93,6 +95,7 @@ def build_app(
     options: AppOptions | None = None,
     child: ChildInterpreter[Any] | None = None,
     tokens: TokenCapture | None = None,
+    external: ExternalStaging | None = None,
 ) -> Starlette:
     """Build the application of one model server.
 
@@ -109,9 +112,11 @@ def build_app(
         child: Interpreter of :func:`~gym_ray.model_server.heavy_bodies.body_work`, owned by the caller; None parses
             heavy bodies here, on a thread.
         tokens: Keeps the tokens of training calls (B77), owned by the caller; None keeps none.
+        external: The engine is a worker that keeps the tokens of training calls itself (C242), owned by the caller;
+            ``tokens`` is None then.
     """
     options = options or AppOptions()
-    service = _Service(engine, server_name, run_token, options, child, tokens)
+    service = _Service(engine, server_name, run_token, options, child, tokens, external)
     routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
     routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
     if options.tokenize is not None:
@@ -155,6 +160,7 @@ class _Service:
         options: AppOptions,
         child: ChildInterpreter[Any] | None,
         tokens: TokenCapture | None,
+        external: ExternalStaging | None,
     ) -> None:
         self._engine = engine
         self._server_name = server_name
@@ -162,6 +168,9 @@ class _Service:
         self._max_body_bytes = options.max_body_bytes
         self._forwarded = engine.dialects if options.forwarded is None else options.forwarded
         self._bridged = BridgedRoute(engine, server_name, options.bridge)
+        self._staged = (
+            None if external is None else StagedRoute(engine, server_name, self._bridged, options.bridge, external)
+        )
         self._child = child
         self._token_calls = TokenCalls(tokens, engine, self._forwarded)
         self._token_forwarding = TokenForwarding(engine)
@@ -173,12 +182,16 @@ class _Service:
             raise HTTPException(404)
         self.check_token(request)
         raw = await self._read_body(request)
+        called = None if self._staged is None else read_training_call(request.scope)
         try:
-            body = await self._parse(raw, dialect, whole=self._token_calls.concerns(request.scope))
+            whole = called is not None or self._token_calls.concerns(request.scope)
+            body = await self._parse(raw, dialect, whole=whole)
         except InvalidBodyError as problem:
             return invalid_body_response(dialect, problem)
         if isinstance(body, dict) and len(raw) <= _SHARED_BYTES:
             publish_request(request.scope, body)
+        if self._staged is not None and called is not None:
+            return await self._staged.respond(request, dialect, body, len(raw), called)
         call = self._token_calls.begin(request.scope, dialect, body, len(raw))
         if dialect not in self._forwarded if call is None else not call.route.forwarded:
             return await self._bridged.respond(request, dialect, body, len(raw), call)

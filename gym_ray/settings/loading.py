@@ -15,6 +15,7 @@ from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, sh
 from gym_ray.settings.run import RunSettings
 from gym_ray.settings.server_options import ServerRef
 from gym_ray.settings.servers import IMPLEMENTATIONS, ServerSettings
+from gym_ray.settings.staging_servers import staging_problems
 from gym_ray.settings.token_capture import check_token_capture
 from gym_ray.settings.yaml_files import parse_yaml
 
@@ -111,16 +112,15 @@ def settings_from_document(document: Document, elsewhere: Elsewhere | None = Non
 def _token_capture(settings: RunSettings, document: Document) -> list[SettingsError]:
     """Return why tokens cannot be captured as the block says, with the place of the key."""
     block = settings.token_id_capture
-    if block.external_staging:
-        path = ("token_id_capture", "external_staging")
-        remedy = "leave it out: model servers capture the tokens of their engines themselves"
-        return [SettingsError(document.place(path), dotted(path), "is not offered by these servers", remedy)]
     try:
         check_token_capture(block, settings.model_call_capture_dir)
     except SettingsError as found:
         place = document.place(tuple(found.key.split(".")))
         return [SettingsError(place, found.key, found.problem, found.remedy)]
-    return []
+    return [
+        SettingsError(document.place(path), dotted(path), problem, remedy)
+        for path, problem, remedy in staging_problems(settings)
+    ]
 
 
 def _server(name: str, value: Any, document: Document) -> ServerSettings:

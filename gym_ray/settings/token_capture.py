@@ -124,8 +124,12 @@ class TokenIdCaptureConfig(FrozenModel):
         return self.dir if self.dir is not None else capture_dir
 
     def dir_in_use(self, capture_dir: Path | None) -> Path | None:
-        """Return where token files do lie; None when capture is off or the block names a sink."""
-        return self.resolved_dir(capture_dir) if self.enabled and self.sink is None else None
+        """Return where token files do lie, or the ledger of tokens that the workers keep.
+
+        None when capture is off, or the block names a class that keeps them elsewhere.
+        """
+        elsewhere = self.lineage_store if self.external_staging else self.sink
+        return self.resolved_dir(capture_dir) if self.enabled and elsewhere is None else None
 
 
 def check_token_capture(
@@ -155,16 +159,29 @@ def check_token_capture(
         if config == TokenIdCaptureConfig():
             return []
         return [f"{_BLOCK} has settings and is off; set {_BLOCK}.enabled to true to capture tokens"]
-    if config.sink is not None or sink_installed:
-        return _check_sink(config, where, lineage_installed)
+    if config.sink is not None or (sink_installed and not config.external_staging):
+        return _check_sink(config, where, lineage_installed) + _unused_by_workers(config)
     directory = config.resolved_dir(capture_dir)
+    if directory is None and config.external_staging and config.lineage_store is None:
+        remedy = f"set {_BLOCK}.dir or model_call_capture_dir, or name a ledger as {_BLOCK}.lineage_store"
+        raise SettingsError(where, f"{_BLOCK}.dir", "the ledger of staged calls has nowhere to go", remedy)
     if directory is None and config.rebuild_response:
         remedy = f"set {_BLOCK}.dir or model_call_capture_dir, name a sink, or switch rebuild_response off"
         raise SettingsError(where, f"{_BLOCK}.dir", "token capture has nowhere to go", remedy)
     if directory is not None and not directory.is_absolute():
         key = f"{_BLOCK}.dir" if config.dir is not None else "model_call_capture_dir"
         raise SettingsError(where, key, f"{str(directory)!r} is not absolute", "servers and collector must share it")
-    return []
+    return _unused_by_workers(config)
+
+
+def _unused_by_workers(config: TokenIdCaptureConfig) -> list[str]:
+    """Return what has no meaning when inference workers keep the tokens."""
+    if not config.external_staging:
+        return []
+    unused = [name for name in ("sink", "source") if getattr(config, name) is not None]
+    if config.training_rows != "none":
+        unused.append("training_rows")
+    return [f"{_BLOCK}.{name} is not used: the inference workers keep the tokens" for name in unused]
 
 
 def _check_sink(config: TokenIdCaptureConfig, where: str, lineage_installed: bool) -> list[str]:

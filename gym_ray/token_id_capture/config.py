@@ -19,6 +19,8 @@ from gym_ray.settings.token_capture import (
     check_token_capture,
 )
 from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.external_staging import LEDGER_METHODS, ExternalStaging
+from gym_ray.token_id_capture.kept_failures import FailureKeepingLedger
 from gym_ray.token_id_capture.lineage import LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, load_plug_in
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot, TokenSink, TokenSource
@@ -29,6 +31,8 @@ from gym_ray.token_id_capture.sink import (
     installed_token_source,
     process_health,
 )
+from gym_ray.token_id_capture.staging.ledger.file_ledger import FileCaptureLedger
+from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     "TokenCaptureSettings",
     "TokenIdCaptureConfig",
     "agent_takes_part",
+    "build_external_staging",
+    "build_ledger",
     "build_lineage_store",
     "build_sink",
     "build_source",
@@ -92,7 +98,7 @@ def build_lineage_store(config: TokenIdCaptureConfig) -> LineageResolver | None:
 def build_token_capture(
     config: TokenIdCaptureConfig, *, capture_dir: Path | None, timeout_s: float = _TIMEOUT_S, workers: int = 1
 ) -> TokenCapture | None:
-    """Make what a model server captures tokens with (B76); None when capture is off.
+    """Make what a model server captures tokens with (B76); None when capture is off, or the workers keep the tokens.
 
     The caller closes it, and with it every part that was made here; installed parts stay with who installed them.
 
@@ -106,9 +112,8 @@ def build_token_capture(
         SettingsError: The parts cannot work together, or one cannot be made.
         CaptureError: Files in the token directory cannot be created, synced or locked.
     """
-    if not config.enabled:
+    if not config.enabled or config.external_staging:
         return None
-    _refuse_external_staging(config)
     installed_sink, installed_lineage = installed_token_sink(), installed_lineage_store()
     remarks = check_token_capture(
         config,
@@ -136,6 +141,60 @@ def build_token_capture(
         owns_resolver=resolver is not installed_lineage,
         health=process_health(),
     )
+
+
+def build_ledger(config: TokenIdCaptureConfig, capture_dir: Path | None) -> CaptureLedger:
+    """Make the ledger of calls whose tokens the workers keep: the lineage store that the block names, else files.
+
+    Raises:
+        SettingsError: It cannot be made, it forgets rows, or files have no directory (C203, C240).
+        CaptureError: The directory cannot be created, synced or locked.
+    """
+    ledger = _named_ledger(config)
+    if ledger is None:
+        directory = config.dir_in_use(capture_dir)
+        if directory is None:
+            remedy = f"set {_BLOCK}.dir or model_call_capture_dir, or name a ledger as {_BLOCK}.lineage_store"
+            raise SettingsError("settings", f"{_BLOCK}.dir", "the ledger of staged calls has nowhere to go", remedy)
+        ledger = FileCaptureLedger(directory)
+    if ledger.evicts():
+        problem = f"{type(ledger).__name__} forgets rows, and a call whose row is gone cannot be trained on"
+        raise SettingsError("settings", f"{_BLOCK}.lineage_store", problem, "use a ledger that keeps every row")
+    return ledger
+
+
+def build_external_staging(
+    config: TokenIdCaptureConfig,
+    *,
+    capture_dir: Path | None,
+    control_token: str | None,
+    timeout_s: float = _TIMEOUT_S,
+    workers: int = 1,
+) -> ExternalStaging | None:
+    """Make what a model server needs when its workers keep the tokens (C240); None when they do not.
+
+    The caller closes it.
+
+    Args:
+        config: The block.
+        capture_dir: The run's ``model_call_capture_dir``.
+        control_token: What :func:`control_auth_token` found where the run was started.
+        timeout_s: Longest that the ledger may take for one call.
+        workers: Processes that serve the same model, this one included.
+
+    Raises:
+        SettingsError: There is no token, or the ledger cannot be what it has to be.
+        CaptureError: Files of the ledger cannot be created, synced or locked.
+    """
+    if not config.enabled or not config.external_staging:
+        return None
+    if not control_token:
+        problem = f"the token of the control routes is missing; {config.control_auth_token_env} should hold it"
+        raise SettingsError("environment", f"{_BLOCK}.control_auth_token_env", problem, "set it where the run starts")
+    ledger = build_ledger(config, capture_dir)
+    _check_workers(ledger, workers)
+    kept = FailureKeepingLedger(ledger, timeout_s=timeout_s)
+    return ExternalStaging(kept, config.external_staging_backend, control_token)
 
 
 def build_token_source(config: TokenIdCaptureConfig, capture_dir: Path | None) -> TokenSource | None:
@@ -219,13 +278,14 @@ def _file_store(
     return None if directory is None else TokenCaptureStore(directory, timeout_s=timeout_s)
 
 
-def _refuse_external_staging(config: TokenIdCaptureConfig) -> None:
-    if config.external_staging:
-        problem = "model servers that keep only coordinates of staged tokens are not offered"
-        raise SettingsError("settings", f"{_BLOCK}.external_staging", problem, "leave it out")
+def _named_ledger(config: TokenIdCaptureConfig) -> CaptureLedger | None:
+    if config.lineage_store is None:
+        return None
+    made = load_plug_in(f"{_BLOCK}.lineage_store", config.lineage_store, config.lineage_store_kwargs, LEDGER_METHODS)
+    return cast("CaptureLedger", made)
 
 
-def _check_workers(resolver: LineageResolver | None, workers: int) -> None:
+def _check_workers(resolver: LineageResolver | CaptureLedger | None, workers: int) -> None:
     if workers > 1 and resolver is not None and not resolver.is_process_shared():
         problem = f"{type(resolver).__name__} sees the calls of one process, and {workers} serve the model"
         raise SettingsError("settings", f"{_BLOCK}.lineage_store", problem, "use one that processes share")

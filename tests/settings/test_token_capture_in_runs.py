@@ -79,11 +79,6 @@ def test_what_cannot_work_is_named_with_its_place(tmp_path: Path, override: str,
         load(tmp_path, YAML, override)
 
 
-def test_external_staging_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"token_id_capture\.external_staging: is not offered by these servers"):
-        load(tmp_path, YAML, "++token_id_capture.external_staging=true", "++token_id_capture.rebuild_response=false")
-
-
 def test_a_model_server_names_what_generates_nothing(tmp_path: Path) -> None:
     key = "++policy_model.responses_api_models.local_model.token_id_capture_non_generating_requests"
     settings = load(tmp_path, YAML, f"{key}=[{{method: get, path: /metrics}}]")

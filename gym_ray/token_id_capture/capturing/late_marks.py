@@ -65,6 +65,10 @@ class LateMarks:
         """Return the rollouts with a mark that is not durable yet."""
         return frozenset(rollout_id for rollout_id, _, _ in self._pending)
 
+    def of(self, rollout_id: str) -> list[Mark]:
+        """Return the marks of a rollout that are not durable yet, in the order they came."""
+        return [mark for mark in self._pending if mark[0] == rollout_id]
+
     async def settled(self, rollout_id: str, timeout_s: float) -> bool:
         """Wait until the rollout's marks are durable, ``timeout_s`` at most, and return whether they are."""
         with suppress(TimeoutError):

@@ -1,0 +1,124 @@
+"""An inference worker that stages what it scripts, through the real capture core: for tests only.
+
+Serve it with ``AppServer(FakeUpstream(ScriptedWorker()))``. Its tokens are the characters of the conversation, and its
+answers carry everything that a patched server lets slip: ids, log probabilities, routes, spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gym_ray.testing.fake_upstream import UpstreamRequest
+from gym_ray.testing.script import ScriptedAnswer
+from gym_ray.token_id_capture.adapters import VLLMCaptureAdapter
+from gym_ray.token_id_capture.staging import CaptureAdmission
+from gym_ray.token_id_capture.staging.capture import RolloutTokenCapture
+from gym_ray.token_id_capture.staging.memory_sink import MemoryStaging
+from gym_ray.token_id_capture.staging.protocols import StagingSink
+
+__all__ = ["ScriptedWorker"]
+
+Message = Mapping[str, Any]
+_HELLO: Message = {"role": "assistant", "content": "hello"}
+
+
+class ScriptedWorker:
+    """Answers Chat requests, and stages those that were admitted.
+
+    Args:
+        says: The message of each answer, given the request.
+        changes: Changes an answer, staged already, before it is sent.
+        sink: Where calls are staged; None takes memory.
+        refusal: Answers in place of the model; None lets it answer.
+
+    Attributes:
+        staging: The memory that calls are staged in, if no other sink was given.
+        bodies: Requests, oldest first.
+        gate: Answers wait for it; None lets them go.
+    """
+
+    def __init__(
+        self,
+        says: Callable[[Mapping[str, Any]], Message] = lambda _: _HELLO,
+        *,
+        changes: Callable[[dict[str, Any]], Any] | None = None,
+        sink: StagingSink | None = None,
+        refusal: ScriptedAnswer | None = None,
+    ) -> None:
+        self.staging = MemoryStaging()
+        self.bodies: list[dict[str, Any]] = []
+        self.gate: asyncio.Event | None = None
+        self._says, self._changes, self._refusal = says, changes, refusal
+        self._capture = RolloutTokenCapture(
+            self.staging if sink is None else sink, lambda: 3, VLLMCaptureAdapter(strict=False)
+        )
+
+    def __call__(self, request: UpstreamRequest) -> ScriptedAnswer:
+        """Answer one request."""
+        if request.method == "GET":
+            return ScriptedAnswer([b'{"object":"list","data":[{"id":"m","object":"model"}]}'])
+        body = json.loads(request.body)
+        self.bodies.append(body)
+        if self._refusal is not None:
+            return replace(self._refusal, start_gate=self.gate)
+        answer = self._answer(body)
+        if self._changes is not None:
+            answer = self._changes(answer) or answer
+        return ScriptedAnswer([json.dumps(answer).encode()], start_gate=self.gate)
+
+    def _answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        given = body.get("ng_capture") or (body.get("offload_params") or {}).get("ng_capture")
+        admission = None if given is None else CaptureAdmission.model_validate(given)
+        message = dict(self._says(body))
+        prefix: list[int] = []
+        if admission is not None and admission.staging_chain:
+            prefix = self.staging.fetch_prefix_token_ids(admission.staging_chain).tolist()
+        turns = body["messages"][-1:] if prefix else body["messages"]
+        prompt = prefix + [ord(char) for char in json.dumps(turns)]
+        generated = [ord(char) for char in json.dumps(message)]
+        answer = _completion(len(self.bodies), message, prompt, generated)
+        if admission is not None:
+            call = self._capture.begin_call(admission, prefix_token_ids=prefix or None)
+            coordinates = self._capture.complete_call_from_response(call, answer)
+            answer["ng_commit_coords"] = coordinates.model_dump(mode="json")
+        return answer
+
+
+def _completion(number: int, message: Message, prompt: list[int], generated: list[int]) -> dict[str, Any]:
+    log_probs = [-0.5] * len(generated)
+    content = [
+        {"token": f"token_id:{token}", "logprob": log_prob, "top_logprobs": []}
+        for token, log_prob in zip(generated, log_probs, strict=True)
+    ]
+    choice = {
+        "index": 0,
+        "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+        "logprobs": {"content": content},
+        "token_ids": generated,
+        "message": {
+            **message,
+            "prompt_token_ids": prompt,
+            "generation_token_ids": generated,
+            "generation_log_probs": log_probs,
+            "compact_prompt_token_ids": prompt[:1],
+        },
+    }
+    return {
+        "id": f"completion-{number}",
+        "object": "chat.completion",
+        "created": 5,
+        "model": "m",
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(generated),
+            "total_tokens": len(prompt) + len(generated),
+        },
+        "prompt_token_ids": prompt,
+        "media_spans": [],
+        "prompt_logprobs": [None],
+        "choices": [choice],
+    }
