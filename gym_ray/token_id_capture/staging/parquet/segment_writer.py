@@ -31,8 +31,8 @@ class SegmentFile:
         rows: How many rows it has by now.
     """
 
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: pq.ParquetWriter, stream: SegmentStream) -> None:
+        self._writer, self._stream = writer, stream
         self.row_groups = 0
         self.rows = 0
 
@@ -42,6 +42,8 @@ class SegmentFile:
         Raises:
             OSError: The stream took no more.
         """
+        if not self.row_groups:
+            self._stream.encoding_begins()
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
         self.row_groups += 1
         self.rows += rows.num_rows
@@ -67,7 +69,7 @@ def segment_file(
     try:
         writer = pq.ParquetWriter(buffered, schema, **(options or writer_options()))
         try:
-            yield SegmentFile(writer)
+            yield SegmentFile(writer, stream)
             writer.add_key_value_metadata(file_metadata(SegmentFacts(stream.name.kind, store_id, str(stream.name))))
         finally:
             writer.close()
