@@ -157,7 +157,9 @@ async def test_memory_is_bounded_and_what_was_forgotten_is_read_again(chain: Cha
     assert prefixes.tokens == 9
     other = Chain("5-0")
     other.turn([1, 2], [3])
-    prefixes.remember("elsewhere", (await StagedPrefixes(other.source).of(other.next_admission("n"))) or pytest.fail())
+    elsewhere = await StagedPrefixes(other.source).of(other.next_admission("next"))
+    assert elsewhere is not None
+    prefixes.remember("elsewhere", elsewhere)
     assert prefixes.tokens == 3
     await prefixes.of(chain.next_admission("next"))
     assert len(chain.source.read) == 2
