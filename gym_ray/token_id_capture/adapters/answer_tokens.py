@@ -11,11 +11,24 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gym_ray.token_id_capture.token_arrays import LogProbs, TokenIds
 
-__all__ = ["ID_PREFIX", "enter_prefix", "exact_ids", "exact_log_probs", "lax_ids", "lax_log_probs", "token_id_of"]
+__all__ = [
+    "BUFFERS",
+    "ID_PREFIX",
+    "enter_prefix",
+    "exact_ids",
+    "exact_log_probs",
+    "id_buffer",
+    "lax_ids",
+    "lax_log_probs",
+    "log_prob_buffer",
+    "token_id_of",
+]
 
+BUFFERS: Final = (np.ndarray, memoryview, array)
 ID_PREFIX: Final = "token_id:"
 _REQUIRED_PREFIX_FIELD: Final = "required_prefix_token_ids"
 _NONE_SAID: Final = -9999.0
@@ -25,21 +38,21 @@ _NONE_SAID: Final = -9999.0
 def enter_prefix(request: MutableMapping[str, Any], prefix_token_ids: TokenIds) -> MutableMapping[str, Any]:
     """Put a new list of the prefix into a request as ``required_prefix_token_ids`` and return the request (C130)."""
     ids = prefix_token_ids
-    request[_REQUIRED_PREFIX_FIELD] = ids.tolist() if isinstance(ids, np.ndarray | memoryview | array) else list(ids)
+    request[_REQUIRED_PREFIX_FIELD] = ids.tolist() if isinstance(ids, BUFFERS) else list(ids)
     return request
 
 
 def exact_ids(values: object, what: str) -> TokenIds:
-    """Return ids: an array as it is, a list or tuple as a new list of integers.
+    """Return ids: an array of integers as it is, a list or tuple as a new list of integers.
 
-    Each is an integer, a text of digits, or ``token_id:<digits>``.
+    Each is an integer, a text of digits, or ``token_id:<digits>``. Whether it is negative is not looked at.
 
     Raises:
         TypeError: The values are no sequence of ids.
-        ValueError: One of them is no id; its index is named.
+        ValueError: One of them is no id, and its index is named; or an array holds something else.
     """
-    if isinstance(values, np.ndarray | memoryview | array):
-        return values
+    if isinstance(values, BUFFERS):
+        return id_buffer(values, what)
     listed = _listed(values, what)
     if set(map(type, listed)) <= {int}:
         return listed
@@ -62,21 +75,36 @@ def token_id_of(value: object, where: str) -> int:
 
 
 def exact_log_probs(values: object, what: str) -> LogProbs:
-    """Return log probabilities: an array as it is, a list or tuple as a new list of floats.
+    """Return log probabilities: an array as one of floats, a list or tuple as a new list of floats.
 
     Raises:
         TypeError: The values are no sequence, or one is no number; its index is named.
-        ValueError: One is what an engine writes where it has none; its index is named.
+        ValueError: One is what an engine writes where it has none; its index is named. Or an array holds no numbers.
     """
-    if isinstance(values, np.ndarray | memoryview | array):
-        return values
-    listed = _listed(values, what)
-    if not set(map(type, listed)) <= {float}:
-        listed = [_number(value, f"{what}: index {at}") for at, value in enumerate(listed)]
-    if _NONE_SAID in listed:
-        at = listed.index(_NONE_SAID)
+    log_probs = log_prob_buffer(values, what) if isinstance(values, BUFFERS) else _float_list(values, what)
+    if _NONE_SAID in log_probs:
+        at = list(log_probs).index(_NONE_SAID)
         raise ValueError(f"{what}: index {at}: {_NONE_SAID} says that the engine has no log probability for this token")
-    return listed
+    return log_probs
+
+
+def id_buffer(values: Any, what: str) -> NDArray[Any]:
+    """Return a buffer of integers as an array.
+
+    Raises:
+        ValueError: It holds something else, or has not one dimension.
+    """
+    return _checked(np.asarray(values), what, "integers", "iu")
+
+
+def log_prob_buffer(values: Any, what: str) -> NDArray[Any]:
+    """Return a buffer of numbers as an array of floats.
+
+    Raises:
+        ValueError: It holds something else, or has not one dimension.
+    """
+    numbers = _checked(np.asarray(values), what, "numbers", "fiu")
+    return numbers if numbers.dtype.kind == "f" else numbers.astype(np.float64)
 
 
 def lax_ids(values: Any, convert: Callable[[Any], int]) -> list[int]:
@@ -87,6 +115,19 @@ def lax_ids(values: Any, convert: Callable[[Any], int]) -> list[int]:
 def lax_log_probs(values: Iterable[Any]) -> list[float]:
     """Return the values as ``float()`` reads them."""
     return [float(value) for value in values]
+
+
+def _checked(numbers: NDArray[Any], what: str, wanted: str, kinds: str) -> NDArray[Any]:
+    if numbers.ndim != 1 or numbers.dtype.kind not in kinds:
+        raise ValueError(f"{what}: an array of {wanted} is needed, not {numbers.dtype} of shape {numbers.shape}")
+    return numbers
+
+
+def _float_list(values: object, what: str) -> list[float]:
+    listed = _listed(values, what)
+    if set(map(type, listed)) <= {float}:
+        return listed
+    return [_number(value, f"{what}: index {at}") for at, value in enumerate(listed)]
 
 
 def _number(value: object, where: str) -> float:

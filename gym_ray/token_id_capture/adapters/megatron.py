@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from gym_ray.token_id_capture.adapters.answer_tokens import enter_prefix
+from gym_ray.token_id_capture.adapters.answer_tokens import BUFFERS, enter_prefix, id_buffer, log_prob_buffer
 from gym_ray.token_id_capture.token_arrays import LogProbs, TokenIds
 
 __all__ = ["MegatronCaptureAdapter"]
-
-_BUFFERS: Final = (np.ndarray, memoryview, array)
 
 
 class MegatronCaptureAdapter:
@@ -53,8 +48,8 @@ class MegatronCaptureAdapter:
 
 def _ids(payload: Any, name: str) -> TokenIds:
     values = _member(payload, name)
-    if isinstance(values, _BUFFERS):
-        return values
+    if isinstance(values, BUFFERS):
+        return id_buffer(values, name)
     listed = list(values)
     if not set(map(type, listed)) <= {int}:
         at = next(at for at, value in enumerate(listed) if type(value) is not int)
@@ -64,8 +59,8 @@ def _ids(payload: Any, name: str) -> TokenIds:
 
 def _log_probs(payload: Any, name: str) -> LogProbs:
     values = _member(payload, name)
-    if isinstance(values, _BUFFERS):
-        return values
+    if isinstance(values, BUFFERS):
+        return log_prob_buffer(values, name)
     for at, value in enumerate(values):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{name}: index {at}: {value!r} is no log probability")  # noqa: TRY004 - C138
@@ -74,7 +69,7 @@ def _log_probs(payload: Any, name: str) -> LogProbs:
 
 def _member(payload: Any, name: str) -> Any:
     values = payload.get(name) if isinstance(payload, Mapping) else getattr(payload, name, None)
-    if isinstance(values, _BUFFERS):
+    if isinstance(values, BUFFERS):
         return values
     if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
         raise ValueError(f"{name}: a list is needed, not {type(values).__name__}")  # noqa: TRY004 - C138

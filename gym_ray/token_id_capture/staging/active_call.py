@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
+
 from gym_ray.errors import CaptureError
 from gym_ray.token_id_capture.staging.columns import Column, id_column
 from gym_ray.token_id_capture.staging.records import CaptureAdmission
@@ -86,8 +88,9 @@ def resolved_prefix(admission: CaptureAdmission, given: TokenIds | Column[int] |
 
 
 def _checked(admission: CaptureAdmission, given: TokenIds | Column[int]) -> Column[int]:
-    if isinstance(given, tuple):
-        raise CaptureError(f"{_named(admission)}: a prefix is a list or an array of ids, not a tuple")
+    if isinstance(given, tuple) or (isinstance(given, np.ndarray) and given.dtype.kind not in "iu"):
+        what = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else "a tuple"
+        raise CaptureError(f"{_named(admission)}: a prefix is a list or an array of integers, not {what}")
     try:
         return id_column(given)
     except ValueError as error:

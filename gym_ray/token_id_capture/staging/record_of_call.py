@@ -123,6 +123,8 @@ def _record(
 def _ids(values: object, what: str) -> TokenArray:
     if not isinstance(values, _BUFFERS):
         raise TypeError(f"{what}: a list or an array is needed, not {type(values).__name__}")
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "iu":
+        raise TypeError(f"{what}: an array of {values.dtype} holds no token ids")
     return strict_token_ids(values, what)
 
 
