@@ -12,7 +12,7 @@ from gym_ray.testing.spelled_values import spelled
 from gym_ray.token_id_capture.staging.constants import NO_EXTRAS_DIGEST
 from gym_ray.token_id_capture.staging.digests import compute_extras_digest
 
-ERRORS = {"ValueError": ValueError, "TypeError": TypeError, "UnicodeEncodeError": UnicodeEncodeError}
+ERRORS = {"ValueError": ValueError, "TypeError": TypeError, "UnicodeEncodeError": ValueError}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

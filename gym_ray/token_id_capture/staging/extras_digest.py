@@ -27,6 +27,8 @@ _F64: Final = struct.Struct(">d").pack
 _INFINITY: Final = float("inf")
 # So many pieces are joined before they are hashed: the encoding of large extras is never held as a whole.
 _JOINED_PIECES: Final = 4096
+# A message shows so many steps of the way to what is refused.
+_NAMED_STEPS: Final = 8
 
 
 def compute_extras_digest(extras: Mapping[str, Any] | None) -> str:
@@ -57,41 +59,51 @@ def compute_extras_digest(extras: Mapping[str, Any] | None) -> str:
 
 
 def _encoded(extras: dict[Any, Any]) -> Iterator[bytes]:
-    """Yield the encoding piece by piece; a stack holds what is left of each open container."""
-    yield _opening(extras)
-    open_containers = [_members(extras)]
-    while open_containers:
-        for key, value in open_containers[-1]:
-            yield key
-            kind = type(value)
-            if kind is dict or kind is list:
-                if len(open_containers) >= MAX_EXTRAS_DEPTH:
-                    raise ValueError(f"extras are nested more than {MAX_EXTRAS_DEPTH} deep")
-                yield _opening(value)
-                open_containers.append(_members(value))
-                break
-            encode = _SCALARS.get(kind)
-            if encode is None:
-                raise TypeError(f"extras hold {value!r}, and {kind.__name__} is no type of JSON")
-            yield encode(value)
-        else:
-            open_containers.pop()
+    """Yield the encoding piece by piece; a stack holds what is left of each open container, another where we are."""
+    place: list[str | int] = []
+    try:
+        yield _opening(extras)
+        open_containers = [_members(extras)]
+        while open_containers:
+            for label, key, value in open_containers[-1]:
+                place.append(label)
+                encode = _SCALARS.get(type(value))
+                if encode is None:
+                    _refuse_container(value, len(open_containers))
+                    yield key + _opening(value)
+                    open_containers.append(_members(value))
+                    break
+                yield key + encode(value)
+                place.pop()
+            else:
+                open_containers.pop()
+                del place[-1:]
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind("extras" + "".join(f"[{step!r}]" for step in place[:_NAMED_STEPS]) + f": {error}") from None
+
+
+def _refuse_container(value: object, depth: int) -> None:
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        raise TypeError(f"{kind.__name__} is no type of JSON")
+    if depth >= MAX_EXTRAS_DEPTH:
+        raise ValueError(f"nested more than {MAX_EXTRAS_DEPTH} deep")
 
 
 def _opening(container: dict[Any, Any] | list[Any]) -> bytes:
     return (b"D" if isinstance(container, dict) else b"L") + _U64(len(container))
 
 
-def _members(container: dict[Any, Any] | list[Any]) -> Iterator[tuple[bytes, Any]]:
-    """Return pairs of an encoded key and a value; an element of a list has no key."""
+def _members(container: dict[Any, Any] | list[Any]) -> Iterator[tuple[str | int, bytes, Any]]:
+    """Return label, encoded key and value of each member; an element of a list has no encoded key."""
     if isinstance(container, list):
-        return iter([(b"", value) for value in container])
-    keys = set(map(type, container))
-    if not keys <= {str}:
+        return ((at, b"", value) for at, value in enumerate(container))
+    if not set(map(type, container)) <= {str}:
         odd = next(key for key in container if type(key) is not str)
-        raise TypeError(f"extras have the key {odd!r}, which is no exact str")
+        raise TypeError(f"the key {odd!r} is no exact str")
     # Code points sort like their UTF-8 bytes (C92).
-    return iter([(_text(key), container[key]) for key in sorted(container)])
+    return iter([(key, _text(key), container[key]) for key in sorted(container)])
 
 
 def _text(value: str) -> bytes:
@@ -103,12 +115,12 @@ def _integer(value: int) -> bytes:
     try:
         return b"I" + _I64(value)
     except struct.error:
-        raise ValueError(f"extras hold {value}, which has more than 64 bits") from None
+        raise ValueError("an integer of more than 64 bits") from None
 
 
 def _number(value: float) -> bytes:
     if not -_INFINITY < value < _INFINITY:
-        raise ValueError(f"extras hold {value}, which is not finite")
+        raise ValueError(f"{value} is not finite")
     return b"F" + _F64(value)
 
 
