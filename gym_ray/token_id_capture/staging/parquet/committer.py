@@ -11,17 +11,26 @@ and named by no key that anybody was given. It is counted.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic
 
 from gym_ray.errors import StorageError, StorageTimeoutError
 from gym_ray.storage.store import SegmentStore
-from gym_ray.storage.streams import StreamedValue
 from gym_ray.token_id_capture.staging.parquet.layout import SegmentName, check_partition, new_writer
+from gym_ray.token_id_capture.staging.parquet.tickets import (
+    Batch,
+    CommitItem,
+    CommitStats,
+    ItemT,
+    RowPlace,
+    SegmentStream,
+    Ticket,
+)
 
 __all__ = ["CommitItem", "CommitStats", "RowPlace", "SegmentCommitter", "SegmentStream", "Ticket"]
 
@@ -30,139 +39,13 @@ _log = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlace:
-    """Where a row is.
-
-    Attributes:
-        segment: Name of the segment in its store.
-        seq: Its number.
-        row_group: Counts the row groups of the file from 0.
-        row: Counts the rows of the row group from 0.
-    """
-
-    segment: str
-    seq: int
-    row_group: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentStream:
-    """A segment that is being written.
-
-    Attributes:
-        name: What it will be called.
-        value: Takes its bytes. Whoever writes them neither publishes nor closes it.
-        encoding_begins: To be called when all that is left is work without the interpreter. Those who wait for the
-            segment before are told then: woken earlier, they would take turns with the writer for the interpreter,
-            now they run beside it.
-    """
-
-    name: SegmentName
-    value: StreamedValue
-    encoding_begins: Callable[[], None]
-
-    def place(self, row_group: int, row: int) -> RowPlace:
-        """Return the place of a row of this segment."""
-        return RowPlace(str(self.name), self.name.seq, row_group, row)
-
-
-class CommitItem(Protocol):
-    """Rows that belong together."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it keeps in memory until it is written, as good as they are known."""
-
-
-ItemT = TypeVar("ItemT", bound=CommitItem)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitStats:
-    """What a committer has done so far.
-
-    Attributes:
-        segments: Segments that were published.
-        items: Items in them.
-        failed_segments: Commits that failed.
-        failed_items: Items whose commit failed.
-        orphans: Items that were published when nobody waited for them any more.
-        pending_bytes: Bytes of the items that wait or are being written now.
-    """
-
-    segments: int
-    items: int
-    failed_segments: int
-    failed_items: int
-    orphans: int
-    pending_bytes: int
-
-    @property
-    def mean_batch(self) -> float:
-        """Items in a published segment, on average; 0.0 before the first."""
-        return self.items / self.segments if self.segments else 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Batch(Generic[ItemT]):
-    """What waits together."""
-
-    tickets: list[Ticket[ItemT]] = field(default_factory=list)
-    nbytes: int = 0
-    taken: bool = False
-    done: bool = False
-    error: Exception | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome(Generic[ItemT]):
-    """What became of a batch."""
+    """What became of a batch; a ticket that is not among ``tickets`` was withdrawn."""
 
-    batch: _Batch[ItemT]
+    batch: Batch[ItemT]
     tickets: list[Ticket[ItemT]]
     places: Sequence[RowPlace]
-
-
-class Ticket(Generic[ItemT]):
-    """One item on its way; ask it where the item is."""
-
-    __slots__ = ("_batch", "_committer", "_outcome", "_place", "_waiting", "item")
-
-    def __init__(self, committer: SegmentCommitter[ItemT], batch: _Batch[ItemT], item: ItemT) -> None:
-        self.item: ItemT | None = item
-        self._committer, self._batch = committer, batch
-        # Held until there is an outcome. A bare lock costs a waiter a fraction of what an event does.
-        self._outcome = threading.Lock()
-        self._outcome.acquire()
-        self._place: RowPlace | None = None
-        self._waiting = True  # from the start: whoever has the ticket is about to wait
-
-    @property
-    def being_written(self) -> bool:
-        """Whether the item may yet become durable although it is not so now."""
-        return self._batch.taken and not self._batch.done
-
-    def wait(self, timeout_s: float) -> RowPlace:
-        """Return where the item is, once it is durable. May be called again, and by several threads.
-
-        An item that nobody has begun to write when the time is over is withdrawn.
-
-        Raises:
-            StorageTimeoutError: It is not known to be durable after ``timeout_s`` seconds.
-            StorageError: It could not be written; nothing of it is there.
-        """
-        if self._outcome.acquire(timeout=timeout_s):
-            self._outcome.release()  # for whoever asks next
-        elif self._committer._give_up(self):  # noqa: SLF001 - halves of one thing
-            raise StorageTimeoutError(f"not durable at {self._committer.place} within {timeout_s:g} s")
-        if self._place is not None:
-            return self._place
-        error = self._batch.error
-        if error is None:
-            raise StorageTimeoutError(f"withdrawn from {self._committer.place}: it was not written in time")
-        raise StorageError(str(error)) from error
 
 
 class SegmentCommitter(Generic[ItemT]):
@@ -199,10 +82,11 @@ class SegmentCommitter(Generic[ItemT]):
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._waiting: deque[_Batch[ItemT]] = deque()  # the last one is still open
+        self._waiting: deque[Batch[ItemT]] = deque()  # the last one is still open
         self._idle = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         self._untold: _Outcome[ItemT] | None = None  # of the thread alone
         self._next_seq = 0
         self._pending_bytes = 0
@@ -236,16 +120,16 @@ class SegmentCommitter(Generic[ItemT]):
             if not self._has_room(size):
                 self._wait_for_room(size, self._timeout_s if timeout_s is None else timeout_s)
             self._require_open()
+            if self._thread is None:
+                self._start()
             self._pending_bytes += size
             batch = self._open_batch()
             batch.nbytes += size
-            ticket = Ticket(self, batch, item)
+            ticket = Ticket(item, batch, self._store.place, self._give_up)
             batch.tickets.append(ticket)
             if self._idle:
                 self._idle = False
                 self._arrived.notify()
-            elif self._thread is None:
-                self._start()
         return ticket
 
     def stats(self) -> CommitStats:
@@ -279,6 +163,8 @@ class SegmentCommitter(Generic[ItemT]):
     def _require_open(self) -> None:
         if self._closed:
             raise StorageError(f"{self.place}: the writer is closed")
+        if self._thread is not None and self._process != os.getpid():
+            raise StorageError(f"{self.place}: this writer was at work before the process was forked; make one anew")
 
     def _wait_for_room(self, size: int, timeout_s: float) -> None:
         if not self._room.wait_for(lambda: self._closed or self._has_room(size), timeout_s):
@@ -290,25 +176,30 @@ class SegmentCommitter(Generic[ItemT]):
     def _has_room(self, size: int) -> bool:
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending
 
-    def _open_batch(self) -> _Batch[ItemT]:
+    def _open_batch(self) -> Batch[ItemT]:
         last = self._waiting[-1] if self._waiting else None
         if last is not None and len(last.tickets) < self._max_calls and last.nbytes < self._max_batch:
             return last
-        batch: _Batch[ItemT] = _Batch()
+        batch: Batch[ItemT] = Batch()
         self._waiting.append(batch)
         return batch
 
     def _start(self) -> None:
         # A daemon: a sync that the kernel never ends must not keep the process from ending.
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        thread.start()
+        if self._process != os.getpid():  # forked before the first item: the parent has the writer's name
+            self._process, self.writer = os.getpid(), new_writer()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise StorageError(f"{self.place}: no thread can be started to write: {error}") from error
         self._thread = thread
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:
             self._commit(batch)
 
-    def _take(self) -> _Batch[ItemT] | None:
+    def _take(self) -> Batch[ItemT] | None:
         with self._lock:
             while not self._waiting:
                 if self._closed:
@@ -319,7 +210,7 @@ class SegmentCommitter(Generic[ItemT]):
             batch.taken = True
             return batch
 
-    def _commit(self, batch: _Batch[ItemT]) -> None:
+    def _commit(self, batch: Batch[ItemT]) -> None:
         tickets = [ticket for ticket in batch.tickets if ticket.item is not None]
         places: Sequence[RowPlace] = ()
         try:
@@ -337,14 +228,14 @@ class SegmentCommitter(Generic[ItemT]):
         """Wake those whose outcome is known; at the latest when the next segment has one, too."""
         untold, self._untold = self._untold, None
         if untold is not None:
-            self._finish(untold.batch, untold.tickets, untold.places)
+            self._finish(untold)
 
     def _publish(self, items: list[ItemT]) -> Sequence[RowPlace]:
         name = SegmentName(self.partition, self.writer, self._next_seq, self.kind)
         self._next_seq += 1
         try:
             with self._store.stream(str(name)) as value:
-                places = self._write(SegmentStream(name, value, self._tell), items)
+                places = _one_each(self._write(SegmentStream(name, value, self._tell), items), items)
                 value.publish()
         except StorageError:
             raise
@@ -352,33 +243,33 @@ class SegmentCommitter(Generic[ItemT]):
             raise StorageError(f"cannot write {self._store.place}/{name}: {type(error).__name__}: {error}") from error
         return places
 
-    def _finish(self, batch: _Batch[ItemT], tickets: list[Ticket[ItemT]], places: Sequence[RowPlace]) -> None:
+    def _finish(self, outcome: _Outcome[ItemT]) -> None:
+        batch, rows = (
+            outcome.batch,
+            dict(zip(outcome.tickets, outcome.places, strict=False)),
+        )  # no places after an error
         with self._lock:
-            for ticket, place in zip(tickets, places, strict=batch.error is None):
-                ticket._place = place  # noqa: SLF001 - halves of one thing
-                self._orphans += not ticket._waiting  # noqa: SLF001
             if batch.error is not None:
                 self._failed_segments += 1
-                self._failed_items += len(tickets)
-            elif tickets:
+                self._failed_items += len(outcome.tickets)
+            elif rows:
                 self._segments += 1
-                self._items += len(tickets)
+                self._items += len(rows)
+                self._orphans += sum(not ticket.wanted for ticket in rows)
             batch.done = True
+            tickets, batch.tickets = batch.tickets, []
             self._pending_bytes -= batch.nbytes
-            told = batch.tickets
-            batch.tickets = []
             self._room.notify_all()
-            for ticket in told:
-                ticket.item = None
-                ticket._outcome.release()  # noqa: SLF001
+        for ticket in tickets:
+            ticket.settle(rows.get(ticket))
 
     def _give_up(self, ticket: Ticket[ItemT]) -> bool:
         """Wait no more for a ticket; whether there is no outcome, also not by now."""
         with self._lock:
-            batch = ticket._batch  # noqa: SLF001 - halves of one thing
+            batch = ticket.batch
             if batch.done:
                 return False
-            ticket._waiting = False  # noqa: SLF001
+            ticket.wanted = False
             if not batch.taken and ticket.item is not None:
                 size = ticket.item.nbytes
                 ticket.item = None
@@ -386,3 +277,9 @@ class SegmentCommitter(Generic[ItemT]):
                 self._pending_bytes -= size
                 self._room.notify_all()
             return True
+
+
+def _one_each(places: Sequence[RowPlace], items: Sequence[object]) -> Sequence[RowPlace]:
+    if len(places) != len(items):
+        raise StorageError(f"{len(places)} places were given for {len(items)} items")
+    return places
