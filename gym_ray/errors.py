@@ -23,6 +23,7 @@
     │   ├── ForeignKeyError      a staging key belongs to another store                       (ValueError)
     │   ├── StagedCallMissingError  a staging key leads to no call, or to another             (KeyError)
     │   ├── StreamingUnsupportedError  a call whose tokens would be staged is streamed
+    │   ├── ControlRequestError  a control route refused or did not answer; status and body    (RuntimeError)
     │   ├── UnusableTokensError    no record can be made of a call's tokens                   (ValueError)
     │   ├── StagedPrefixError      what storage holds of a call's ancestors does not prove its prefix (ValueError)
     │   └── ReceiptVerificationError  a rollout's receipt and its staged calls do not agree   (ValueError)
@@ -211,6 +212,23 @@ class StagedCallMissingError(CaptureError, KeyError):
 
 class StreamingUnsupportedError(CaptureError):
     """A call whose tokens would be staged is streamed (C101)."""
+
+
+class ControlRequestError(CaptureError, RuntimeError):
+    """A request to the control routes of a model server failed (C223).
+
+    Args:
+        message: What was asked, and what came of it.
+        status: HTTP status of the answer, 0 when there was none.
+        body: Text of a refusal, "" when there was none.
+    """
+
+    def __init__(self, message: str, status: int, body: str) -> None:
+        super().__init__(message, status, body)
+        self.message, self.status, self.body = message, status, body
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class UnusableTokensError(CaptureError, ValueError):

@@ -18,6 +18,7 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "AgentError": ("agent_run_error", "broke", 500, "text"),
     "AgentTimeoutError": ("late",),
     "RequiredPrefixError": ("prefix_unproven", "the answer has no list of prompt token ids"),
+    "ControlRequestError": ("GET …: HTTP 409: open checkpoint", 409, "open checkpoint"),
     "UnusableTokensError": ("length_mismatch", "3 generated ids, 2 log probs"),
     "ReceiptVerificationError": ("wrong_digest", "call 'c1': the manifest has another digest"),
     "RebuildError": ("missing_parent", "call 'c2'"),

@@ -42,6 +42,7 @@ from gym_ray.token_id_capture.staging.ledger.admission import admit
 from gym_ray.token_id_capture.staging.ledger.file_ledger import FileCaptureLedger
 from gym_ray.token_id_capture.staging.ledger.memory_ledger import MemoryCaptureLedger
 from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
+from gym_ray.token_id_capture.staging.ledger.retirement import distinct_rollout_ids
 from gym_ray.token_id_capture.staging.ledger_records import (
     CallRecord,
     CaptureLedgerCommit,
@@ -58,6 +59,7 @@ from gym_ray.token_id_capture.staging.protocols import (
     StagingSource,
     WeightVersionProvider,
 )
+from gym_ray.token_id_capture.staging.receipts import build_receipt, primary_reason
 from gym_ray.token_id_capture.staging.records import (
     CaptureAdmission,
     CommitCoords,
@@ -120,15 +122,18 @@ __all__ = [
     "TerminalAttribution",
     "WeightVersionProvider",
     "admit",
+    "build_receipt",
     "build_staging_delta",
     "compute_chain_hash",
     "compute_extras_digest",
     "compute_prefix_hash",
     "compute_staging_digest",
     "default_staging_key",
+    "distinct_rollout_ids",
     "hash_call",
     "install_capture",
     "packed_delta",
+    "primary_reason",
     "resolve_terminal",
     "select_terminal_call",
 ]
