@@ -93,7 +93,7 @@ def _refusal(status: int, detail: object, headers: dict[str, str] | None = None)
     return JSONResponse({"detail": detail}, status, headers)
 
 
-async def _unknown(request: Request) -> Response:
+async def _unknown(_request: Request) -> Response:
     return _refusal(404, "Not Found")
 
 
