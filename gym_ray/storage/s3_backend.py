@@ -56,33 +56,33 @@ class S3Backend:
     part_bytes = 8 * 1024 * 1024
 
     def __init__(self, file_system: Any) -> None:
-        self._file_system = file_system
+        self.file_system = file_system
 
     def call(self, method: str, path: str, **arguments: Any) -> Any:
         """Call S3 about one object; s3fs repeats what fails on the way."""
         bucket, key = self.split(path)
-        return self._file_system.call_s3(method, Bucket=bucket, Key=key, **arguments)
+        return self.file_system.call_s3(method, Bucket=bucket, Key=key, **arguments)
 
     async def acall(self, method: str, path: str, **arguments: Any) -> Any:
         """Do the same on fsspec's thread."""
         bucket, key = self.split(path)
         # fsspec names the coroutine of each method with an underscore
-        return await self._file_system._call_s3(method, Bucket=bucket, Key=key, **arguments)  # noqa: SLF001
+        return await self.file_system._call_s3(method, Bucket=bucket, Key=key, **arguments)  # noqa: SLF001
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine on fsspec's thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._file_system.loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.file_system.loop)
 
     def split(self, path: str) -> tuple[str, str]:
         """Return bucket and key."""
-        bucket, key, _ = self._file_system.split_path(path)
+        bucket, key, _ = self.file_system.split_path(path)
         return bucket, key
 
     def put(self, path: str, data: bytes, *, exclusive: bool, mark: str) -> None:
         """Put a whole object."""
         for attempt in range(_ATTEMPTS):
             try:
-                self._file_system.pipe_file(
+                self.file_system.pipe_file(
                     path, data, mode="create" if exclusive else "overwrite", Metadata={_MARK: mark}
                 )
             except OSError as error:
@@ -106,15 +106,15 @@ class S3Backend:
 
     def read(self, path: str) -> bytes:
         """Return a whole object, with one request."""
-        return bytes(self._file_system.cat_file(path, max_concurrency=1))
+        return bytes(self.file_system.cat_file(path, max_concurrency=1))
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """Return a part, with one request."""
-        return bytes(self._file_system.cat_file(path, start=start, end=end))
+        return bytes(self.file_system.cat_file(path, start=start, end=end))
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         """Return the end, with one request."""
-        data, size = sync(self._file_system.loop, self._read_tail, path, length)
+        data, size = sync(self.file_system.loop, self._read_tail, path, length)
         return data, size
 
     async def _read_tail(self, path: str, length: int) -> tuple[bytes, int]:
@@ -139,7 +139,7 @@ class S3Backend:
         found: list[str] = []
         more: dict[str, str] = {}
         while True:
-            answer = self._file_system.call_s3("list_objects_v2", Bucket=bucket, Prefix=begin, **more)
+            answer = self.file_system.call_s3("list_objects_v2", Bucket=bucket, Prefix=begin, **more)
             found += [f"{bucket}/{entry['Key']}" for entry in answer.get("Contents", ())]
             if not answer.get("IsTruncated"):
                 return found
@@ -156,7 +156,7 @@ class S3Backend:
         swept: list[str] = []
         more: dict[str, str] = {}
         while True:
-            answer = self._file_system.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=begin, **more)
+            answer = self.file_system.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=begin, **more)
             for upload in answer.get("Uploads", ()):
                 if upload["Key"].startswith(begin) and upload["Initiated"] <= before:
                     path = f"{bucket}/{upload['Key']}"
@@ -168,9 +168,9 @@ class S3Backend:
 
     def close(self) -> None:
         """Close the connections."""
-        creator = getattr(self._file_system, "_s3creator", None)
+        creator = getattr(self.file_system, "_s3creator", None)
         if creator is not None:
-            self._file_system.close_session(self._file_system.loop, creator)
+            self.file_system.close_session(self.file_system.loop, creator)
 
 
 class S3Upload:
