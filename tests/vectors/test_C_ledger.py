@@ -10,6 +10,7 @@ import pytest
 
 from gym_ray.correlation import check_rollout_id
 from gym_ray.token_id_capture import staging
+from gym_ray.token_id_capture.fingerprint import conversation_digest
 from gym_ray.token_id_capture.lineage import LineageResolution
 from gym_ray.token_id_capture.staging import CaptureLedgerCommit
 from gym_ray.token_id_capture.staging.ledger.admission import admit
@@ -69,29 +70,76 @@ async def outcomes(ledger: CaptureLedger, directory: Path, ops: list[dict[str, A
     return results
 
 
-async def test_vector_in_files(case: dict[str, Any], tmp_path: Path) -> None:
+def identity(arg: dict[str, Any]) -> tuple[Any, ...]:
+    record = arg["record"]
+    items = json.dumps([arg["request_items"], arg["response_items"]], sort_keys=True)
+    return record["cumulative_hash"], record["chain_hash"], record["cum_len"], items
+
+
+def cannot_be_hashed(arg: dict[str, Any]) -> bool:
+    try:
+        conversation_digest([*arg["request_items"], *arg["response_items"]])
+    except ValueError:
+        return True
+    return False
+
+
+def twins_of(case: dict[str, Any]) -> list[str]:
+    """Return the calls that the rule of identical siblings is about."""
+    recorded = [step["arg"] for step in case["ops"] if step["op"] == "record"]
+    of: dict[tuple[Any, ...], list[str]] = {}
+    for arg in recorded:
+        of.setdefault(identity(arg), []).append(arg["record"]["model_call_id"])
+    return next((sorted(set(ids)) for ids in of.values() if len(set(ids)) > 1), [])
+
+
+def same(found: Any, expected: Any, step: dict[str, Any], twins: list[str], departures: dict[str, Any]) -> bool:
+    """Whether an outcome is the vector's, or the one that a rule puts in its place."""
+    if step["op"] == "record" and expected == {"error": "ValueError"} and cannot_be_hashed(step["arg"]):
+        return bool(found == departures["what_cannot_be_hashed_is_recorded"]["expected"]["result"])
+    if twins and step["op"] == "resolve" and expected["status"] == "unresolved":
+        assert departures["identical_siblings_are_one_parent"]["expected"]["parent"].startswith("the smallest")
+        return bool(found["match"]["model_call_id"] == twins[0])
+    if twins and step["op"] == "admit" and expected["admission"] is None:
+        return bool(found["admission"]["parent_call_id"] == twins[0])
+    return bool(found == expected)
+
+
+def check(case: dict[str, Any], found: list[Any], departures: dict[str, Any]) -> bool:
+    """Check all outcomes; return whether the manifest must be the vector's, too."""
+    twins = twins_of(case)
+    for outcome, expected, step in zip(found, case["results"], case["ops"], strict=True):
+        assert same(outcome, expected, step, twins, departures), (step["op"], outcome, expected)
+    return found == case["results"]
+
+
+async def test_vector_in_files(case: dict[str, Any], tmp_path: Path, departures: dict[str, Any]) -> None:
     ledger = FileCaptureLedger(tmp_path)
     try:
-        assert await outcomes(ledger, tmp_path, case["ops"]) == case["results"]
+        is_unchanged = check(case, await outcomes(ledger, tmp_path, case["ops"]), departures)
         manifest = await ledger.manifest(ROLLOUT)
     finally:
         await ledger.close()
+    if not is_unchanged:
+        return
     assert manifest.model_dump(mode="json") == case["manifest"]
     file = tmp_path / FILE
     assert (file.read_text().splitlines() if file.exists() else None) == case["file_lines"]
 
 
-async def test_vector_in_memory(case: dict[str, Any], tmp_path: Path) -> None:
+async def test_vector_in_memory(case: dict[str, Any], tmp_path: Path, departures: dict[str, Any]) -> None:
     if any(step["op"] == "raw" for step in case["ops"]):
         return  # lines of other writers are only in files
     ledger = MemoryCaptureLedger()
-    assert await outcomes(ledger, tmp_path, case["ops"]) == case["results"]
-    assert (await ledger.manifest(ROLLOUT)).model_dump(mode="json") == case["manifest"]
+    is_unchanged = check(case, await outcomes(ledger, tmp_path, case["ops"]), departures)
+    manifest = await ledger.manifest(ROLLOUT)
+    assert manifest.model_dump(mode="json") == case["manifest"] or not is_unchanged
 
 
-def test_rollout_ids(document: dict[str, Any]) -> None:
+def test_rollout_ids(document: dict[str, Any], departures: dict[str, Any]) -> None:
+    changed = departures["ledger_ids_name_files"]["expected"]
     for entry in document["rollout_ids"]:
-        if "error" in entry:
+        if "error" in (entry if entry["rollout_id"][:1].isalnum() else changed):
             with pytest.raises(ValueError, match="cannot be a rollout id"):
                 check_rollout_id(entry["rollout_id"])
         else:
