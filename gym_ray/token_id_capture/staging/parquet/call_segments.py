@@ -22,9 +22,9 @@ from gym_ray.token_id_capture.staging.parquet.schema import (
     MEDIA_ROW_GROUP_BYTES,
     TOKENS_PER_ROW_GROUP,
 )
-from gym_ray.token_id_capture.staging.parquet.segment_writer import SegmentFile, segment_file
+from gym_ray.token_id_capture.staging.parquet.segment_writer import segment_file
 
-__all__ = ["media_row_groups", "row_group_sizes", "write_calls_segment"]
+__all__ = ["MediaPlan", "row_group_sizes", "write_calls_segment"]
 
 _MEDIA_COLUMN: Final = CALLS_SCHEMA.get_field_index("media_data")
 _KIND_COLUMN: Final = CALLS_SCHEMA.get_field_index("row_kind")
@@ -37,16 +37,16 @@ def write_calls_segment(stream: SegmentStream, items: Sequence[CallItem], store_
         OSError: The stream took no more.
         StorageError: An attachment gave other bytes than it had announced.
     """
-    media = _Media(len(items))
-    rows = [None if item.attachments is None else [media.row_of(one) for one in item.attachments] for item in items]
+    media = MediaPlan(len(items))
+    rows = [media.rows_of(item.attachments) for item in items]
     places: list[RowPlace] = []
     with segment_file(stream, CALLS_SCHEMA, store_id) as file:
         table = calls_table(items, rows)
         for size in row_group_sizes([item.delta_len for item in items]):
             group = file.write_row_group(table.slice(len(places), size))
             places.extend(stream.place(group, row) for row in range(size))
-        del table
-        media.write(file)
+        for part_rows in media.row_groups():
+            file.write_row_group(part_rows)
     return places
 
 
@@ -63,29 +63,47 @@ def row_group_sizes(token_counts: Sequence[int]) -> Iterator[int]:
         yield calls
 
 
-class _Media:
-    """The attachments of a segment, each once, and the rows that their parts will have."""
+class MediaPlan:
+    """The attachments of some calls, equal bytes once, and the rows that their parts will have.
+
+    Args:
+        first_row: Row of the file that the first part will have.
+    """
 
     def __init__(self, first_row: int) -> None:
         self._next_row = first_row
         self._first_rows: dict[tuple[bytes, int], int] = {}
         self._kept: list[PreparedAttachment] = []
 
-    def row_of(self, attachment: PreparedAttachment) -> int | None:
+    def rows_of(self, attachments: Sequence[PreparedAttachment] | None) -> list[int | None] | None:
+        """Return the first row of each attachment, None for one without bytes; None if none were supplied."""
+        return None if attachments is None else [self._row_of(one) for one in attachments]
+
+    def row_groups(self) -> Iterator[pa.Table]:
+        """Yield tables that are a row group of media each: one row a part, small parts together.
+
+        Raises:
+            StorageError: An attachment gave other bytes than it had announced.
+        """
+        waiting: list[memoryview] = []
+        size = 0
+        for part in self._parts():
+            waiting.append(part)
+            size += part.nbytes
+            if size >= MEDIA_ROW_GROUP_BYTES:
+                yield _media_table(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield _media_table(waiting)
+
+    def _row_of(self, attachment: PreparedAttachment) -> int | None:
         if not attachment.nbytes:
             return None
-        known = (attachment.sha256, attachment.nbytes)
-        row = self._first_rows.setdefault(known, self._next_row)
+        row = self._first_rows.setdefault((attachment.sha256, attachment.nbytes), self._next_row)
         if row == self._next_row:
             self._next_row += -(-attachment.nbytes // MEDIA_PART_BYTES)
             self._kept.append(attachment)
         return row
-
-    def write(self, file: SegmentFile) -> None:
-        for table in media_row_groups(self._parts()):
-            file.write_row_group(table)
-        if file.rows != self._next_row:
-            raise StorageError(f"attachments have {file.rows} rows, where {self._next_row} were announced")
 
     def _parts(self) -> Iterator[memoryview]:
         for attachment in self._kept:
@@ -97,20 +115,6 @@ class _Media:
                 raise StorageError(
                     f"attachment {attachment.name!r} gave {written} bytes, where {attachment.nbytes} were announced"
                 )
-
-
-def media_row_groups(parts: Iterator[memoryview]) -> Iterator[pa.Table]:
-    """Yield tables that are a row group of media each: one row a part, many small parts in one group."""
-    waiting: list[memoryview] = []
-    size = 0
-    for part in parts:
-        waiting.append(part)
-        size += part.nbytes
-        if size >= MEDIA_ROW_GROUP_BYTES:
-            yield _media_table(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield _media_table(waiting)
 
 
 def _media_table(parts: Sequence[memoryview]) -> pa.Table:
