@@ -81,7 +81,10 @@ class StagingRecord(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_a_contradiction(self) -> Self:
-        problem = self._problem()
+        try:
+            problem = self._problem()
+        except TypeError as error:  # pydantic would let it pass as it is
+            problem = str(error)
         if problem:
             raise ValueError(problem)
         return self
