@@ -33,6 +33,7 @@ from gym_ray.model_call_capture.exchange import publish_request, read_training_c
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
+from gym_ray.model_server.control_routes import control_routes
 from gym_ray.model_server.disconnect import CancelOnDisconnect
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest
 from gym_ray.model_server.errors_wire import (
@@ -125,6 +126,8 @@ def build_app(
     routes.append(Route("/health", service.health, methods=["GET"]))
     if capture is not None:
         routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token, tokens), methods=["POST"]))
+    if external is not None:
+        routes += control_routes(external.ledger, external.control_token)
     if tokens is not None:
         endpoint = weight_version_endpoint(tokens, service.check_token)
         routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))

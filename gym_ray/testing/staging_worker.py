@@ -80,45 +80,42 @@ class ScriptedWorker:
         turns = body["messages"][-1:] if prefix else body["messages"]
         prompt = prefix + [ord(char) for char in json.dumps(turns)]
         generated = [ord(char) for char in json.dumps(message)]
-        answer = _completion(len(self.bodies), message, prompt, generated)
-        if admission is not None:
-            call = self._capture.begin_call(admission, prefix_token_ids=prefix or None)
-            coordinates = self._capture.complete_call_from_response(call, answer)
-            answer["ng_commit_coords"] = coordinates.model_dump(mode="json")
-        return answer
+        answer = _completion(len(self.bodies), message, len(prompt), len(generated))
+        if admission is None:
+            return answer
+        answer = _with_tokens(answer, prompt, generated)
+        call = self._capture.begin_call(admission, prefix_token_ids=prefix or None)
+        coordinates = self._capture.complete_call_from_response(call, answer)
+        return {**answer, "ng_commit_coords": coordinates.model_dump(mode="json")}
 
 
-def _completion(number: int, message: Message, prompt: list[int], generated: list[int]) -> dict[str, Any]:
-    log_probs = [-0.5] * len(generated)
-    content = [
-        {"token": f"token_id:{token}", "logprob": log_prob, "top_logprobs": []}
-        for token, log_prob in zip(generated, log_probs, strict=True)
-    ]
-    choice = {
-        "index": 0,
-        "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
-        "logprobs": {"content": content},
-        "token_ids": generated,
-        "message": {
-            **message,
-            "prompt_token_ids": prompt,
-            "generation_token_ids": generated,
-            "generation_log_probs": log_probs,
-            "compact_prompt_token_ids": prompt[:1],
-        },
-    }
+def _completion(number: int, message: Message, prompted: int, generated: int) -> dict[str, Any]:
+    finish = "tool_calls" if message.get("tool_calls") else "stop"
+    usage = {"prompt_tokens": prompted, "completion_tokens": generated, "total_tokens": prompted + generated}
     return {
         "id": f"completion-{number}",
         "object": "chat.completion",
         "created": 5,
         "model": "m",
-        "usage": {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(generated),
-            "total_tokens": len(prompt) + len(generated),
-        },
-        "prompt_token_ids": prompt,
-        "media_spans": [],
-        "prompt_logprobs": [None],
-        "choices": [choice],
+        "usage": usage,
+        "choices": [{"index": 0, "finish_reason": finish, "message": dict(message)}],
     }
+
+
+def _with_tokens(answer: dict[str, Any], prompt: list[int], generated: list[int]) -> dict[str, Any]:
+    """Return an answer with all that a patched server reports of a captured call."""
+    log_probs = [-0.5] * len(generated)
+    content = [
+        {"token": f"token_id:{token}", "logprob": log_prob, "top_logprobs": []}
+        for token, log_prob in zip(generated, log_probs, strict=True)
+    ]
+    (choice,) = answer["choices"]
+    message = {
+        **choice["message"],
+        "prompt_token_ids": prompt,
+        "generation_token_ids": generated,
+        "generation_log_probs": log_probs,
+        "compact_prompt_token_ids": prompt[:1],
+    }
+    told = {**choice, "message": message, "logprobs": {"content": content}, "token_ids": generated}
+    return {**answer, "prompt_token_ids": prompt, "media_spans": [], "prompt_logprobs": [None], "choices": [told]}
