@@ -81,7 +81,8 @@ class ParquetStagingSink:
         max_remembered: int = 65_536,
         store: SegmentStore | None = None,
     ) -> None:
-        store = open_store(where, storage_options=storage_options) if store is None else store
+        self._owned = store is None
+        self._store = store = open_store(where, storage_options=storage_options) if store is None else store
         self._store_id = store_id = open_identity(store)
         self._timeout_s = timeout_s
         self._committer: SegmentCommitter[CallItem] = SegmentCommitter(
@@ -156,12 +157,15 @@ class ParquetStagingSink:
         return StagingStats(self._staged, self._repeated, self._refused, self._failed, self._committer.stats())
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more calls, write those that wait, end the thread.
+        """Take no more calls, write those that wait, end the thread and the connections.
 
         Returns:
             Whether every call had its outcome within the time.
         """
-        return self._committer.close(timeout_s)
+        done = self._committer.close(timeout_s)
+        if self._owned:
+            self._store.close()
+        return done
 
     def _refuse(self, error: Exception) -> StageResult:
         with self._counting:
