@@ -127,11 +127,8 @@ async def test_a_child_continues_the_very_tokens_that_storage_holds(worker: Work
     worker.llama.answer = completion(parent.cum_len + len(follows), "Yes.\n")
     coords = await worker.coords(ng_capture=child_of(parent), messages=messages)
     assert coords.disposition == "staged"
-    hi = [*ids_of("Hi.\n"), MARKERS["<end_of_turn>"]]
-    assert worker.llama.requests[-1]["prompt"][: parent.cum_len] == PROMPT + [
-        *ids_of("Hi.\n"),
-        MARKERS["<end_of_turn>"],
-    ]
+    said = [*PROMPT, *ids_of("Hi.\n"), MARKERS["<end_of_turn>"]]
+    assert worker.llama.requests[-1]["prompt"][: parent.cum_len] == said
     (snapshot,) = worker.staging.fetch([str(coords.staging_key)])
     assert snapshot.token_ids_delta[: len(follows)] == follows
     assert (coords.prev_len, coords.delta_len) == (parent.cum_len, len(follows) + 6)
