@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gym_ray.testing.staged_calls import staged_call, staged_chain
+from gym_ray.testing.staged_chains import staged_call, staged_chain
 from gym_ray.token_id_capture.staging import (
     StagedCallBaseSnapshot,
     StagedCallRecord,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gym_ray.errors import StagedCallMissingError
-from gym_ray.testing.staged_calls import staged_call, staged_chain
+from gym_ray.testing.staged_chains import staged_call, staged_chain
 from gym_ray.testing.staging_conformance import StagingSinkSuite, StagingSourceSuite
 from gym_ray.token_id_capture.staging import MemoryStaging
 
