@@ -70,6 +70,18 @@ from gym_ray.token_id_capture.staging.records import (
     default_staging_key,
 )
 from gym_ray.token_id_capture.staging.selection import SelectedTerminal, select_terminal_call
+from gym_ray.token_id_capture.staging.verify import (
+    ExtrasCommitment,
+    LinearizedRow,
+    LinearizedRows,
+    RebuildError,
+    ReceiptVerificationError,
+    SkippedChain,
+    WeightVersionSpan,
+    linearize,
+    linearize_all,
+    verify_and_linearize,
+)
 from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
 __all__ = [
@@ -101,17 +113,23 @@ __all__ = [
     "CaptureLedgerCommit",
     "Column",
     "CommitCoords",
+    "ExtrasCommitment",
     "FileCaptureLedger",
+    "LinearizedRow",
+    "LinearizedRows",
     "ManifestFailure",
     "MemoryCaptureLedger",
     "MemoryStaging",
     "PackedDelta",
     "PrefixSource",
+    "RebuildError",
+    "ReceiptVerificationError",
     "RolloutManifest",
     "RolloutReceipt",
     "RolloutRemoval",
     "RolloutTokenCapture",
     "SelectedTerminal",
+    "SkippedChain",
     "StageResult",
     "StagedCallBaseSnapshot",
     "StagedCallRecord",
@@ -121,6 +139,7 @@ __all__ = [
     "StreamingUnsupportedError",
     "TerminalAttribution",
     "WeightVersionProvider",
+    "WeightVersionSpan",
     "admit",
     "build_receipt",
     "build_staging_delta",
@@ -132,8 +151,11 @@ __all__ = [
     "distinct_rollout_ids",
     "hash_call",
     "install_capture",
+    "linearize",
+    "linearize_all",
     "packed_delta",
     "primary_reason",
     "resolve_terminal",
     "select_terminal_call",
+    "verify_and_linearize",
 ]

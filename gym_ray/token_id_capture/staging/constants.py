@@ -6,7 +6,7 @@ of token capture, and are repeated here so that a worker imports one package.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from gym_ray.token_id_capture.records import (
     LEDGER_ROW_MISSING_CHAIN_HASH_REASON,
@@ -88,12 +88,5 @@ TerminalSelection: TypeAlias = Literal["declared", "response_id", "content", "he
 TerminalSelectionOutcome: TypeAlias = Literal[
     "selected", "no_records", "duplicate_call_id", "orphaned_row", "no_root", "ambiguous_terminal"
 ]
-TERMINAL_SELECTION_OUTCOMES: Final[tuple[TerminalSelectionOutcome, ...]] = (
-    "selected",
-    "no_records",
-    "duplicate_call_id",
-    "orphaned_row",
-    "no_root",
-    "ambiguous_terminal",
-)
+TERMINAL_SELECTION_OUTCOMES: Final[tuple[TerminalSelectionOutcome, ...]] = get_args(TerminalSelectionOutcome)
 """How a terminal call is told without a witness (C17)."""
