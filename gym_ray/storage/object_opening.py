@@ -76,4 +76,8 @@ def _backend_for(file_system: Any, protocols: set[str]) -> ObjectBackend:
         from gym_ray.storage.s3_backend import S3Backend
 
         return S3Backend(file_system)
+    if "abfs" in protocols:
+        from gym_ray.storage.azure_backend import AzureBackend
+
+        return AzureBackend(file_system)
     raise NotImplementedError

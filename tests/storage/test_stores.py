@@ -10,6 +10,7 @@ import pytest
 
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
+from gym_ray.testing.azure_server import AzureServer, azure_server, azurite
 from gym_ray.testing.s3_server import S3Server, s3_server
 from gym_ray.testing.store_conformance import SegmentStoreSuite
 
@@ -38,3 +39,20 @@ class TestS3(SegmentStoreSuite):
         store = open_store(s3.new_url(), storage_options=s3.options())
         yield store
         store.close()
+
+
+AZURITE = azurite()
+
+if AZURITE:
+
+    @pytest.fixture(scope="module")
+    def azure() -> Iterator[AzureServer]:
+        with azure_server(AZURITE) as server:
+            yield server
+
+    class TestAzure(SegmentStoreSuite):
+        @pytest.fixture
+        def store(self, azure: AzureServer) -> Iterator[SegmentStore]:
+            store = open_store(azure.new_url(), storage_options=azure.options())
+            yield store
+            store.close()
