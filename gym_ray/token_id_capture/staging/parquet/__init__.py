@@ -2,3 +2,9 @@
 
 Nothing outside imports its modules one by one, but for the names that are given here.
 """
+
+from gym_ray.token_id_capture.staging.parquet.token_lineage import ParquetLineageResolver
+from gym_ray.token_id_capture.staging.parquet.token_sink import ParquetTokenSink
+from gym_ray.token_id_capture.staging.parquet.token_source import ParquetTokenSource
+
+__all__ = ["ParquetLineageResolver", "ParquetTokenSink", "ParquetTokenSource"]

@@ -1,0 +1,109 @@
+"""``ParquetLineageResolver``: finds parents among the records of every sink of a partition, in any process (B47-B50).
+
+Each look-up reads only the segments that are new to it. A record that was kept before the question is found; what
+cannot be read raises, and never becomes a missing parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gym_ray.errors import DamagedRecordError, StaleCursorError
+from gym_ray.storage.opening import open_store
+from gym_ray.storage.store import SegmentStore
+from gym_ray.token_id_capture.lineage import CachedLineageResolver, FetchedEntries
+from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, check_partition
+from gym_ray.token_id_capture.staging.parquet.token_evidence import collect_rows, read_rows
+from gym_ray.token_id_capture.staging.parquet.token_markers import TokenMarkers
+from gym_ray.token_id_capture.staging.parquet.token_segments import TokenSegments
+
+__all__ = ["ParquetLineageResolver"]
+
+_MAX_ROLLOUTS: Final = 65_536
+_MAX_TOKENS: Final = 64_000_000
+_THREADS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """How many segments of the index were read, and those that count no more for the rollout."""
+
+    segments: int
+    cleared: frozenset[str]
+
+
+class ParquetLineageResolver(CachedLineageResolver):
+    """A process-shared resolver over the records that :class:`ParquetTokenSink` keeps.
+
+    Args:
+        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        partition: The partition that the sinks write to.
+        storage_options: What fsspec is to be given.
+        max_rollouts: Most rollouts to keep in memory, least recently used forgotten first (B51).
+        max_tokens: Most tokens to keep, likewise.
+        threads: Look-ups at a time.
+        trust_listings: Whether the store lists every name that was there when a listing began.
+        store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the resolver.
+
+    Raises:
+        SettingsError: The place is of a kind that nothing installed can open.
+        ValueError: A bound is not positive, or the partition has no possible name.
+    """
+
+    def __init__(
+        self,
+        where: str | Path,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        storage_options: Mapping[str, Any] | None = None,
+        max_rollouts: int = _MAX_ROLLOUTS,
+        max_tokens: int = _MAX_TOKENS,
+        threads: int = _THREADS,
+        trust_listings: bool = False,
+        store: SegmentStore | None = None,
+    ) -> None:
+        super().__init__(max_rollouts=max_rollouts, max_tokens=max_tokens, threads=threads)
+        self._own_store = open_store(where, storage_options=storage_options) if store is None else None
+        used: SegmentStore = store or self._own_store  # type: ignore[assignment]  # one of them is there
+        self._segments = TokenSegments(used, check_partition(partition), trust_listings=trust_listings)
+        self._markers = TokenMarkers(used)
+
+    def fetch_since(self, rollout_id: str, cursor: Any | None) -> FetchedEntries:
+        """Return the records in the segments that were found behind ``cursor``.
+
+        Raises:
+            StaleCursorError: The rollout began anew since.
+            ValueError: A segment or a record is damaged.
+            StorageError: The store cannot be read.
+        """
+        start = cursor or _Cursor(0, frozenset())
+        segments = self._segments.refresh(listing=False)
+        fresh = segments[start.segments :]
+        for segment in fresh:
+            if segment.damage:
+                raise DamagedRecordError(segment.damage)
+        rows = collect_rows(rollout_id, self._segments.read(fresh, rollout_id), cleared_before=start.cleared)
+        if cursor is not None and rows.cleared != start.cleared:
+            raise StaleCursorError(f"{rollout_id}: the rollout began anew")
+        entries = [record.entry(rollout_id) for record in rows.records]
+        return FetchedEntries(entries, _Cursor(len(segments), rows.cleared))
+
+    async def has_evidence(self, rollout_id: str) -> bool:
+        """Whether the store holds a record, a begun call or a mark of a rollout (W30)."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._has_evidence, rollout_id)
+
+    async def close(self) -> None:
+        """Let go of memory, threads and connections; a look-up under way ends first. Can be called again."""
+        await super().close()
+        self._segments.close()
+        if self._own_store is not None:
+            self._own_store.close()
+
+    def _has_evidence(self, rollout_id: str) -> bool:
+        if self._markers.is_frozen(rollout_id) and self._markers.is_retired(rollout_id):
+            return True
+        return read_rows(self._segments, rollout_id, tokens=False).is_evidence

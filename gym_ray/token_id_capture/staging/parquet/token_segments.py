@@ -1,0 +1,224 @@
+"""The segments with token records and events, and which of their row groups can hold a rollout.
+
+It grows with new names only: the footer of each segment is read once, and what it says of rollouts is kept. Nothing
+else of a segment is read unless a rollout that somebody asks for can be in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from gym_ray.errors import StorageMissingError
+from gym_ray.storage.store import SegmentStore
+from gym_ray.token_id_capture.staging.parquet.layout import EVENTS_KIND, parse_segment_name
+from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
+from gym_ray.token_id_capture.staging.parquet.token_discovery import SegmentDiscovery
+from gym_ray.token_id_capture.staging.parquet.token_schema import (
+    EVENTS_SCHEMA,
+    IDENTITY_COLUMNS,
+    TOKENS_SCHEMA,
+)
+
+__all__ = ["IndexedSegment", "RowGroup", "TokenSegments"]
+
+_LISTED_EVERY_S: Final = 5.0
+_FOOTER_BYTES: Final = 64 << 20
+"""Memory for parsed footers; those used last are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSegment:
+    """What is kept of a segment.
+
+    Attributes:
+        name: Its name.
+        kind: What its rows are.
+        ranges: For each row group the least and the greatest rollout id, None where that is not known.
+        damage: Why its rows cannot be read; empty if they can.
+    """
+
+    name: str
+    kind: str
+    ranges: tuple[tuple[str, str] | None, ...] = ()
+    damage: str = ""
+
+    def groups_of(self, rollout_id: str) -> list[int]:
+        """Return the row groups that can hold a rollout."""
+        return [group for group, ends in enumerate(self.ranges) if ends is None or ends[0] <= rollout_id <= ends[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group.
+
+    Attributes:
+        segment: Name of the segment.
+        group: Its number.
+        is_events: Whether its rows are events.
+        table: Its rows, with the columns that were asked for.
+    """
+
+    segment: str
+    group: int
+    is_events: bool
+    table: pa.Table
+
+
+class TokenSegments:
+    """The index of one partition; safe for threads.
+
+    Args:
+        store: The store; it is not closed with the index.
+        partition: The partition.
+        trust_listings: Whether a listing shows every name that was there when it began.
+        max_parallel: Requests at a time.
+    """
+
+    def __init__(
+        self, store: SegmentStore, partition: str, *, trust_listings: bool = False, max_parallel: int = 8
+    ) -> None:
+        self._store, self._max_parallel = store, max_parallel
+        self._discovery = SegmentDiscovery(
+            store, partition, trust_listings=trust_listings, in_parallel=self._in_parallel
+        )
+        self._lock = threading.Lock()
+        self._looked = threading.Condition(self._lock)
+        self._looking = False
+        self._begun = self._ended = self._ended_listed = 0
+        self._listing_wanted = False
+        self._listed_at = float("-inf")
+        self._told: set[str] = set()
+        self._unread: list[str] = []
+        self._segments: list[IndexedSegment] = []
+        self._readers: OrderedDict[str, SegmentReader] = OrderedDict()
+        self._weight = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def tell(self, name: str) -> None:
+        """Name a segment that is there, whatever a listing says."""
+        with self._lock:
+            self._told.add(name)
+
+    def refresh(self, *, listing: bool = True) -> list[IndexedSegment]:
+        """Return all segments, in the order in which they were found; those published before the call are there.
+
+        Callers that wait at the same time share one look at the store, which begins after each of them called.
+
+        Args:
+            listing: Whether the store must be listed; else it is every few seconds, and writers are asked for what
+                they published, which costs the same however many segments there are.
+
+        Raises:
+            StorageError: The store cannot be read.
+        """
+        with self._lock:
+            wanted = self._begun + 1
+            self._listing_wanted |= listing
+            while self._looking and not self._is_done(wanted, listing):
+                self._looked.wait()
+            if self._is_done(wanted, listing):
+                return self._segments[:]
+            self._looking, self._begun = True, self._begun + 1
+            mine, told = self._begun, self._told.copy()
+            lists = self._listing_wanted or time.monotonic() - self._listed_at > _LISTED_EVERY_S
+            self._listing_wanted = False
+        try:
+            self._look(told, listing=lists)
+            with self._lock:
+                self._told -= told
+                self._ended = mine
+                self._ended_listed = mine if lists else self._ended_listed
+                return self._segments[:]
+        finally:
+            with self._lock:
+                self._looking = False
+                self._looked.notify_all()
+
+    def read(self, segments: Iterable[IndexedSegment], rollout_id: str, *, tokens: bool = True) -> list[RowGroup]:
+        """Return the row groups that can hold a rollout.
+
+        Args:
+            segments: Where to look; those that are damaged as a whole have no row groups.
+            rollout_id: The rollout.
+            tokens: Whether records are wanted with all they hold, or only with what tells them apart.
+
+        Raises:
+            StorageError: They cannot be read.
+            ValueError: One is damaged.
+        """
+        wanted = [(segment, group) for segment in segments for group in segment.groups_of(rollout_id)]
+        return self._in_parallel(lambda pair: self._read(*pair, tokens=tokens), wanted)
+
+    def close(self) -> None:
+        """Let go of threads and memory; it begins anew when it is asked again."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._readers.clear()
+            self._weight = 0
+        if pool is not None:
+            pool.shutdown()
+
+    def _is_done(self, wanted: int, listing: bool) -> bool:
+        return (self._ended_listed if listing else self._ended) >= wanted
+
+    def _look(self, told: set[str], *, listing: bool) -> None:
+        began = time.monotonic()
+        self._unread += self._discovery.look(told, listing=listing)
+        if listing:
+            self._listed_at = began
+        indexed = self._in_parallel(self._index, self._unread)
+        self._unread = []
+        with self._lock:
+            self._segments += [segment for segment in indexed if segment is not None]
+
+    def _index(self, name: str) -> IndexedSegment | None:
+        parsed = parse_segment_name(name)
+        assert parsed is not None
+        try:
+            reader = self._reader(name, parsed.kind)
+            groups = range(reader.row_groups)
+            return IndexedSegment(name, parsed.kind, tuple(reader.text_range(group, "rollout_id") for group in groups))
+        except StorageMissingError:
+            return None  # listed, and removed since: nothing that anybody may still ask for was in it
+        except ValueError as error:
+            return IndexedSegment(name, parsed.kind, damage=str(error))
+
+    def _read(self, segment: IndexedSegment, group: int, *, tokens: bool) -> RowGroup:
+        is_events = segment.kind == EVENTS_KIND
+        schema = EVENTS_SCHEMA if is_events else TOKENS_SCHEMA
+        columns = schema.names if is_events or tokens else IDENTITY_COLUMNS
+        table = self._reader(segment.name, segment.kind).read(group, columns, schema)
+        return RowGroup(segment.name, group, is_events, table)
+
+    def _reader(self, name: str, kind: str) -> SegmentReader:
+        with self._lock:
+            reader = self._readers.get(name)
+            if reader is not None:
+                self._readers.move_to_end(name)
+                return reader
+        reader = SegmentReader(self._store, name, kind=kind)
+        with self._lock:
+            if name not in self._readers:
+                self._readers[name] = reader
+                self._weight += reader.weight
+            while self._weight > _FOOTER_BYTES and len(self._readers) > 1:
+                _, forgotten = self._readers.popitem(last=False)
+                self._weight -= forgotten.weight
+        return reader
+
+    def _in_parallel(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+        if len(values) < 2:
+            return [function(value) for value in values]
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._max_parallel, thread_name_prefix="token-segments")
+            pool = self._pool
+        return list(pool.map(function, values))

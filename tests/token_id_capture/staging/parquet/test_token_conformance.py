@@ -1,0 +1,31 @@
+"""The token sink, source and resolver keep what the protocols promise, on every kind of store."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ray.testing.token_conformance import run_token_conformance
+from gym_ray.token_id_capture.staging.parquet import ParquetLineageResolver, ParquetTokenSink, ParquetTokenSource
+
+CHECKS = 16
+
+
+async def passed(where: str, **options: Any) -> list[str]:
+    return await run_token_conformance(
+        lambda: ParquetTokenSink(where, **options),
+        lambda: ParquetTokenSource(where, **options),
+        lambda: ParquetLineageResolver(where, **options),
+    )
+
+
+@pytest.mark.parametrize("trust_listings", [False, True])
+async def test_a_directory(tmp_path: Path, trust_listings: bool) -> None:
+    assert len(await passed(str(tmp_path), trust_listings=trust_listings)) == CHECKS
+
+
+async def test_memory() -> None:
+    assert len(await passed(f"memory://{secrets.token_hex(6)}")) == CHECKS
