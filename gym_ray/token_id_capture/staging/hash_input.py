@@ -30,7 +30,7 @@ __all__ = [
     "update_with_ids",
 ]
 
-# 256 KiB of big-endian values at a time stay in the cache of a core, and few are the times that the lock is handed over.
+# 256 KiB of big-endian values stay in the cache of a core, and the lock is handed over a few times only.
 _HASHED_IDS: Final = 32768
 _HASHED_FLOATS: Final = 65536
 _U64: Final = struct.Struct(">Q").pack
