@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +40,7 @@ __all__ = [
 DAMAGED_LINE_REASON: Final = "ledger_line_damaged"
 """A line of a ledger could not be read. Where the call id stands, a manifest names the file and the line."""
 
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 _AS_IN_RECORD: Final = (
     "model_call_id",
     "parent_call_id",
@@ -157,7 +159,10 @@ def read_line(data: bytes, place: str) -> LedgerLine | None:
         DamagedRecordError: It is no line of a ledger.
     """
     row = parsed_row(data, place)
-    return None if row is None else line_of(row, place)
+    if row is None:
+        return None
+    manifest_entry(row, place)
+    return line_of(row, place)
 
 
 def parsed_row(data: bytes, place: str) -> dict[str, Any] | None:
@@ -192,7 +197,7 @@ def line_of(row: Mapping[str, Any], place: str) -> LedgerLine:
     chain = [] if chain is None else chain
     if not isinstance(chain, list) or not all(isinstance(key, str) and key for key in chain):
         raise DamagedRecordError(f"{place}: staging_chain is no list of keys")
-    chain_hash, cumulative_hash = _optional(row, "chain_hash", place), _optional(row, "cumulative_hash", place)
+    chain_hash, cumulative_hash = _digest(row, "chain_hash", place), _digest(row, "cumulative_hash", place)
     cum_len = _number(row, "cum_len", place)
     return LedgerLine(
         call_id,
@@ -228,7 +233,7 @@ def manifest_entry(row: Mapping[str, Any], place: str) -> CallRecord | ManifestF
     """Return what a manifest says of a row; None for a row without a staging key (C207).
 
     Raises:
-        DamagedRecordError: A column that a look-up rests on is of another type.
+        DamagedRecordError: It contradicts itself, or a column that a look-up rests on is of another type.
     """
     line_of(row, place)
     call_id = row["model_call_id"]
@@ -243,8 +248,8 @@ def manifest_entry(row: Mapping[str, Any], place: str) -> CallRecord | ManifestF
     columns = {name: row[name] for name in _AS_IN_RECORD if name in row}
     try:
         return CallRecord(digest=row.get("staging_digest"), **columns)
-    except ValueError:
-        return damaged_line(place)
+    except ValueError as error:
+        raise DamagedRecordError(f"{place}: no row of a call: {error}") from error
 
 
 def damaged_line(place: str) -> ManifestFailure:
@@ -268,6 +273,13 @@ def _optional(row: Mapping[str, Any], name: str, place: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise DamagedRecordError(f"{place}: {name} is no text: {value!r}")
+
+
+def _digest(row: Mapping[str, Any], name: str, place: str) -> str | None:
+    value = _optional(row, name, place)
+    if not value or _DIGEST.fullmatch(value):
+        return value
+    raise DamagedRecordError(f"{place}: {name} is no digest: {value!r}")
 
 
 def _number(row: Mapping[str, Any], name: str, place: str) -> int | None:
