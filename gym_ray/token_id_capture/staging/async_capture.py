@@ -164,6 +164,7 @@ class AsyncRolloutTokenCapture:
     async def _answer(self, call: ActiveCall, future: Future[CommitCoords], deadline: float | None) -> CommitCoords:
         """Wait for a thread; its future tells who was first, the result or the deadline."""
         waited_for = asyncio.wrap_future(future)
+        waited_for.add_done_callback(_seen)
         left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
         try:
             await asyncio.wait({waited_for}, timeout=left)
@@ -238,3 +239,9 @@ class AsyncRolloutTokenCapture:
             threads = list(self._threads)
         for thread in threads:
             thread.join(None if end is None else max(end - time.monotonic(), 0))
+
+
+def _seen(future: asyncio.Future[CommitCoords]) -> None:
+    """Say that an error was seen: whoever waited has it from the thread's own future."""
+    if not future.cancelled():
+        future.exception()

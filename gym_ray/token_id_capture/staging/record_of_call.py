@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.columns import Column
-from gym_ray.token_id_capture.staging.delta import PackedDelta, packed_delta
+from gym_ray.token_id_capture.staging.delta import packed_delta
 from gym_ray.token_id_capture.staging.digests import hash_call
 from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest
 from gym_ray.token_id_capture.staging.failures import CaptureFailure
-from gym_ray.token_id_capture.staging.hash_input import strict_floats, strict_token_ids
+from gym_ray.token_id_capture.staging.hash_input import float32_values, strict_floats, strict_token_ids
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
-from gym_ray.token_id_capture.token_arrays import LogProbs, TokenArray, TokenIds, starts_with
+from gym_ray.token_id_capture.token_arrays import FloatArray, LogProbs, TokenArray, TokenIds, starts_with
 
 __all__ = ["CallTokens", "record_of_call"]
 
@@ -112,7 +111,7 @@ def _record(
         digest=hashes.digest,
         token_ids_delta=delta.token_ids,
         token_mask_delta=delta.token_mask,
-        generation_log_probs_delta=_kept(delta, log_probs, exact=isinstance(tokens.log_probs, list)),
+        generation_log_probs_delta=delta.log_probs,
         extras_digest=extras_digest,
         chain_hash=hashes.chain_hash,
         cumulative_hash=hashes.cumulative_hash,
@@ -128,24 +127,16 @@ def _ids(values: object, what: str) -> TokenArray:
     return strict_token_ids(values, what)
 
 
-def _log_probs(values: object) -> NDArray[Any]:
+def _log_probs(values: object) -> FloatArray:
+    """Return log probabilities as float32, or those of a list as they came where float32 does not hold them."""
     if not isinstance(values, _BUFFERS):
         raise TypeError(f"generated_logprobs: a list or an array is needed, not {type(values).__name__}")
     log_probs = strict_floats(values, "generated_logprobs")
     if log_probs.dtype.kind != "f":
         raise TypeError(f"generated_logprobs: an array of {log_probs.dtype} holds no log probabilities")
-    return log_probs
-
-
-def _kept(delta: PackedDelta, log_probs: NDArray[Any], *, exact: bool) -> NDArray[Any]:
-    """Return the log probabilities of the delta, as they came where a list held more than float32 can."""
-    carried = delta.log_probs.size - log_probs.size
-    if not exact or np.array_equal(delta.log_probs[carried:], log_probs):
-        return delta.log_probs
-    wide = np.zeros(delta.log_probs.size, np.float64)
-    wide[carried:] = log_probs
-    wide.flags.writeable = False
-    return wide
+    narrow = float32_values(log_probs, "generated_logprobs")
+    exact = not isinstance(values, list) or np.array_equal(narrow, log_probs)
+    return narrow if exact else log_probs
 
 
 def _mismatch(prompt: TokenArray, prefix: TokenArray, prev_len: int) -> str:
