@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_ray.testing.ledger_commits import commit_of_turn
 from gym_ray.testing.token_rollouts import TokenRollout
 from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
@@ -83,3 +84,18 @@ def test_witnesses_that_disagree_leave_no_end() -> None:
     found = resolve_terminal(rollout().packed(), answer("said by c1", id="resp_2"), declared_response_id="resp_2")
     assert found.model_call_id is None
     assert found.reason == "witness_disagreement[declared=c2;response_id=c2;content_output=c1]"
+
+
+def test_witnesses_of_one_sequence_agree_and_the_first_names_the_call() -> None:
+    told = rollout()
+    told.call("a2", [3], [4], "c1", response_id="resp_9")
+    found = resolve_terminal(told.packed(), answer("said by a2"), declared_response_id="resp_2")
+    assert (found.model_call_id, found.method) == ("c2", "declared")
+
+
+def test_custody_rows_and_records_are_asked_alike() -> None:
+    custody = [commit_of_turn(turn, "r1").record for turn in range(2)]
+    rows = [*rollout().packed(), *custody]
+    assert resolve_terminal(rows, {"id": "resp-c1"}) == ("c1", "response_id", "response_has_no_output")
+    assert resolve_terminal(rows, {"id": 7}).reason == "response_id_no_match,response_has_no_output"
+    assert resolve_terminal(custody, answer("answer 0", "answer 1")).method == "content"
