@@ -18,11 +18,11 @@ class ObjectFacts:
 
     Attributes:
         size: Bytes.
-        mark: The mark that it was uploaded with, "" for none; None: this kind of store keeps no marks.
+        mark: The mark that it was uploaded with, "" for none.
     """
 
     size: int
-    mark: str | None
+    mark: str
 
 
 class ObjectUpload(Protocol):

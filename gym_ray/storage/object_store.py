@@ -1,12 +1,11 @@
-"""An object store of any kind fsspec knows: whole objects, created only where their name is free.
+"""An object store behind fsspec: whole objects, created only where their name is free.
 
 Correctness needs unique names and atomic puts, never locks, appends or kept listings. An answer that was lost on the
-way is told from a foreign object by a random mark that each upload carries, or else by the bytes.
+way is told from a foreign object by a random mark that each upload carries.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from gym_ray.errors import SettingsError, StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage.names import check_range, is_shown, name_parts
 from gym_ray.storage.object_backend import ObjectBackend
-from gym_ray.storage.object_commit import create_works, holds, settle
+from gym_ray.storage.object_commit import create_works, settle
 from gym_ray.storage.object_opening import check_kind, open_backend, shown_url, without_secrets
 from gym_ray.storage.object_stream import ObjectStream
 
@@ -78,10 +77,7 @@ class ObjectStore:
             raise StorageError(f"cannot create {self._at(name)}: this store has no create-if-absent")
 
         def is_ours() -> bool:
-            facts = self.backend.facts(path)
-            if facts.mark is not None:
-                return facts.mark == mark
-            return holds(self.backend, path, len(data), hashlib.sha256(data).digest())
+            return self.backend.facts(path).mark == mark
 
         def send() -> None:
             self.backend.put(path, data, exclusive=True, mark=mark)

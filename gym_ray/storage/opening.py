@@ -28,13 +28,14 @@ def open_store(
     """Return the store at a place, without touching it yet.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows, such as ``s3://bucket/prefix``.
+        where: An absolute path, a ``file://`` URL, or that of an object store, such as ``s3://bucket/prefix``.
         storage_options: What fsspec is to be given for such a URL, credentials among it; never logged or shown.
         calls: The seam to the operating system, for a directory.
         mode: Permission bits of files, for a directory.
 
     Raises:
-        SettingsError: The place is a relative path, or of a kind that nothing installed can open.
+        SettingsError: The place is a relative path, or of a kind that nothing installed can open,
+            or that keeps no promise about whole values.
     """
     text = str(where)
     if not _SCHEME.match(text):
