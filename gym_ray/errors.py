@@ -248,12 +248,7 @@ class UnusableTokensError(CaptureError, ValueError):
 
 
 class ReceiptVerificationError(CaptureError, ValueError):
-    """A rollout's receipt and its staged calls do not agree, or the receipt says that it cannot be used (C151).
-
-    Args:
-        code: Why, as one word that programs count; it stands before the first colon of the message (C341).
-        detail: The same for people: which call, which field, which values.
-    """
+    """A rollout's receipt and its staged calls do not agree, or it cannot be used: ``code`` is for programs (C341)."""
 
     def __init__(self, code: str, detail: str = "") -> None:
         super().__init__(code, detail)

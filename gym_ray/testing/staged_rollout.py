@@ -1,25 +1,20 @@
-"""A rollout of staged calls, made call by call, for tests of whatever keeps, reads or verifies them."""
+"""A rollout of staged calls with the rows of its ledger and its receipt, for tests of what verifies it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from gym_ray.testing.staged_chains import staged_call
 from gym_ray.token_id_capture.staging.constants import TerminalSelection
-from gym_ray.token_id_capture.staging.delta import PackedDelta, packed_delta
-from gym_ray.token_id_capture.staging.digests import compute_extras_digest, hash_call
-from gym_ray.token_id_capture.staging.hash_input import strict_log_probs, strict_token_ids
 from gym_ray.token_id_capture.staging.ledger_records import CallRecord, RolloutReceipt
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
-from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens
+from gym_ray.token_id_capture.token_arrays import TokenIds
 
-__all__ = ["StagedRollout"]
+__all__ = ["StagedRollout", "row_of"]
 
 
 class StagedRollout:
-    """The calls of one rollout, each on top of one before it or a root, with the rows that a ledger would have.
+    """The calls of one rollout, each on top of one before it or a root.
 
     Args:
         rollout_id: The rollout.
@@ -33,67 +28,47 @@ class StagedRollout:
     def add(
         self,
         model_call_id: str,
-        carried: Sequence[int],
-        generated: Sequence[int],
+        carried: TokenIds,
+        generated: TokenIds,
         *,
         parent: str | None = None,
-        weight_version: int = 3,
-        extras: dict[str, Any] | None = None,
-        mask: Sequence[bool] | None = None,
-        chain_hash_of: str | None = None,
         admitted_at: float | None = None,
+        changed: dict[str, Any] | None = None,
+        **rest: Any,
     ) -> StagedCallRecord:
-        """Stage one more call and return its record, which validation would accept.
+        """Stage one more call and return its record.
 
         Args:
             model_call_id: Its id.
             carried: What its prompt adds to its parent's tokens.
-            generated: What it sampled; the log probabilities are -0.25 each.
+            generated: What it sampled.
             parent: The call that it continues.
-            weight_version: Its version of the weights.
-            extras: Its extras.
-            mask: Which tokens it generated, if not the last ones.
-            chain_hash_of: A call to chain it to instead of its parent, so that its chain hash is wrong.
             admitted_at: When it was admitted, for its row.
+            changed: Members to change afterwards, however wrong; the digest is made right again.
+            **rest: As :func:`~gym_ray.testing.staged_chains.staged_call` takes them.
         """
-        before = self.tokens(parent)
-        delta = self._delta(before, carried, generated, mask)
-        chained = chain_hash_of or parent
-        values: dict[str, Any] = {
-            "rollout_id": self.rollout_id,
-            "model_call_id": model_call_id,
-            "parent_call_id": parent,
-            "mode": "text" if parent is None else "token_in",
-            "weight_version": weight_version,
-            "extras_digest": compute_extras_digest(extras),
-        }
-        parent_hash = None if chained is None else self.records[chained].chain_hash
-        hashes = hash_call(**values, prefix=before, delta=delta, parent_chain_hash=parent_hash)
-        record = StagedCallRecord.trusted(
-            **values,
-            prev_len=before.size,
-            delta_len=delta.token_ids.size,
-            cum_len=before.size + delta.token_ids.size,
-            digest=hashes.digest,
-            token_ids_delta=delta.token_ids,
-            token_mask_delta=delta.token_mask,
-            generation_log_probs_delta=delta.log_probs,
-            chain_hash=hashes.chain_hash,
-            cumulative_hash=hashes.cumulative_hash,
-            extras=extras,
+        record = staged_call(
+            self.rollout_id,
+            model_call_id,
+            carried=carried,
+            generated=generated,
+            ancestors=self.chain(parent),
+            **rest,
         )
+        if changed:
+            record = record.model_copy(update=changed)
+            record = record.model_copy(update={"digest": record.compute_digest()})
         self.records[model_call_id] = record
         self.rows.append(row_of(record, admitted_at))
         return record
 
-    def tokens(self, call_id: str | None) -> TokenArray:
-        """Return all tokens up to the end of a call; none for None."""
-        parts: list[TokenArray] = []
+    def chain(self, call_id: str | None) -> list[StagedCallRecord]:
+        """Return the records from the root to a call; none for None."""
+        chain: list[StagedCallRecord] = []
         while call_id is not None:
-            record = self.records[call_id]
-            parts.append(record.token_ids_delta.array)
-            call_id = record.parent_call_id
-        return join_tokens(parts[::-1])
+            chain.append(self.records[call_id])
+            call_id = chain[-1].parent_call_id
+        return chain[::-1]
 
     def receipt(self, terminal: str, selection: TerminalSelection = "declared", **changed: Any) -> RolloutReceipt:
         """Return the receipt that names all calls, and ``terminal`` as the one that ended the rollout."""
@@ -107,17 +82,6 @@ class StagedRollout:
     def snapshots(self) -> list[StagedCallRecord]:
         """Return the records in the order of the manifest."""
         return [self.records[row.model_call_id] for row in self.rows]
-
-    def _delta(
-        self, before: TokenArray, carried: Sequence[int], generated: Sequence[int], mask: Sequence[bool] | None
-    ) -> PackedDelta:
-        prompt = join_tokens([before, strict_token_ids(list(carried))])
-        log_probs = strict_log_probs([-0.25] * len(generated))
-        delta = packed_delta(prompt, strict_token_ids(list(generated)), log_probs, before.size)
-        if mask is None:
-            return delta
-        chosen = np.array(mask, np.bool_)
-        return PackedDelta(delta.token_ids, chosen, np.where(chosen, np.float32(-0.25), np.float32(0)))
 
 
 def row_of(record: StagedCallRecord, admitted_at: float | None = None) -> CallRecord:
