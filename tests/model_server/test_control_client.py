@@ -96,9 +96,11 @@ def test_any_other_status_is_an_error_with_status_and_body(status: int) -> None:
 
 
 def test_a_retired_rollout_has_an_error_of_its_own() -> None:
-    with client_of(lambda _: httpx.Response(410, json={"detail": "retired"})) as client:
-        with pytest.raises(RolloutRetiredError, match="retired"):
-            client.manifest("r1")
+    with (
+        client_of(lambda _: httpx.Response(410, json={"detail": "retired"})) as client,
+        pytest.raises(RolloutRetiredError, match="retired"),
+    ):
+        client.manifest("r1")
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,20 @@ def test_a_retired_rollout_has_an_error_of_its_own() -> None:
     [{**EMPTY, "rollout_id": "r2"}, {"rollout_id": "r1", "more": 1}, {}, [], {**EMPTY, "schema_version": 3}],
 )
 def test_an_answer_of_something_else_is_refused(body: Any) -> None:
-    with client_of(lambda _: httpx.Response(200, json=body)) as client:
-        with pytest.raises(ControlRequestError, match=r"r2|RolloutManifest"):
-            client.manifest("r1")
+    with (
+        client_of(lambda _: httpx.Response(200, json=body)) as client,
+        pytest.raises(ControlRequestError, match=r"r2|RolloutManifest"),
+    ):
+        client.manifest("r1")
 
 
 @pytest.mark.parametrize("body", [{}, {"removed": ["r2"]}, {"removed": ["r1"], "absent": ["r1"]}])
 def test_a_removal_of_other_rollouts_is_refused(body: Any) -> None:
-    with client_of(lambda _: httpx.Response(200, json=body)) as client:
-        with pytest.raises(ControlRequestError, match="not about the rollouts"):
-            client.delete(["r1"])
+    with (
+        client_of(lambda _: httpx.Response(200, json=body)) as client,
+        pytest.raises(ControlRequestError, match="not about the rollouts"),
+    ):
+        client.delete(["r1"])
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("late"), httpx.ReadError("cut")])
@@ -134,9 +140,11 @@ def test_a_server_that_drips_cannot_draw_an_answer_out() -> None:
         while True:
             yield b" "
 
-    with client_of(lambda _: httpx.Response(200, content=dripping()), timeout_s=0.05) as client:
-        with pytest.raises(ControlRequestError, match=r"no answer within 0\.05 s"):
-            client.manifest("r1")
+    with (
+        client_of(lambda _: httpx.Response(200, content=dripping()), timeout_s=0.05) as client,
+        pytest.raises(ControlRequestError, match=r"no answer within 0\.05 s"),
+    ):
+        client.manifest("r1")
 
 
 def test_a_trainer_reads_and_retires_over_the_wire(tmp_path: Path) -> None:
