@@ -19,7 +19,8 @@ from gym_ray.model_server.engines import app_options, build_engine
 from gym_ray.model_server.heavy_bodies import body_work
 from gym_ray.settings import ModelOptions, RunSettings, own_secrets
 from gym_ray.token_id_capture.call_capture import TokenCapture
-from gym_ray.token_id_capture.config import build_token_capture
+from gym_ray.token_id_capture.config import build_external_staging, build_token_capture
+from gym_ray.token_id_capture.external_staging import ExternalStaging
 
 __all__ = ["ModelServerHost"]
 
@@ -36,14 +37,17 @@ class ModelServerHost(HttpHost):
         host: str,
         port: int,
         run_token: str,
+        control_token: str | None,
         digest_key: bytes,
         local_engine_url: str | None,
     ) -> None:
         self._settings, self._server_name = settings, server_name
-        self._run_token, self._digest_key, self._local_engine_url = run_token, digest_key, local_engine_url
+        self._run_token, self._control_token = run_token, control_token
+        self._digest_key, self._local_engine_url = digest_key, local_engine_url
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
+        self._external: ExternalStaging | None = None
         self._metrics: list[MetricsPublisher | TokenMetricsPublisher] = []
         self._child: ChildInterpreter[Any] = ChildInterpreter(body_work)
         super().__init__(server_name, host, port)
@@ -60,6 +64,7 @@ class ModelServerHost(HttpHost):
             await engine.ready(self._settings.model_endpoint_timeout_s, on_wait=self._say_why)
         self._writer = await asyncio.to_thread(self._open_writer)
         self._tokens = await asyncio.to_thread(self._open_tokens)
+        self._external = await asyncio.to_thread(self._open_external)
         self._publish_metrics()
         return build_app(
             engine,
@@ -69,6 +74,7 @@ class ModelServerHost(HttpHost):
             options=app_options(self._settings.servers[self._server_name], engine),
             child=self._child,
             tokens=self._tokens,
+            external=self._external,
         )
 
     def _publish_metrics(self) -> None:
@@ -106,6 +112,16 @@ class ModelServerHost(HttpHost):
             workers=self._replicas(),
         )
 
+    def _open_external(self) -> ExternalStaging | None:
+        settings = self._settings
+        return build_external_staging(
+            settings.token_id_capture,
+            capture_dir=settings.model_call_capture_dir,
+            control_token=self._control_token,
+            timeout_s=settings.capture_timeout_s,
+            workers=self._replicas(),
+        )
+
     def _replicas(self) -> int:
         options = self._settings.servers[self._server_name].options
         replicas = options.replicas if isinstance(options, ModelOptions) else 1
@@ -114,7 +130,7 @@ class ModelServerHost(HttpHost):
     def _redactor(self) -> Redactor:
         chosen = self._settings.capture_redaction
         return Redactor(
-            [*own_secrets(self._settings), self._run_token],
+            [*own_secrets(self._settings), self._run_token, *filter(None, [self._control_token])],
             keys=chosen.keys,
             patterns=chosen.patterns,
             digest_key=self._digest_key,
@@ -131,9 +147,10 @@ class ModelServerHost(HttpHost):
         await asyncio.to_thread(self._child.close)
 
     async def _close_tokens(self) -> None:
-        if self._tokens is None:
-            return
-        try:
-            await self._tokens.aclose()
-        except Exception:  # noqa: BLE001 - boundary: a sink may raise anything, and the rest is still to be closed
-            _log.exception("%s: its token capture did not end well", self._server_name)
+        for part in (self._tokens, self._external):
+            if part is None:
+                continue
+            try:
+                await part.aclose()
+            except Exception:  # noqa: BLE001 - boundary: a sink may raise anything, and the rest is still to be closed
+                _log.exception("%s: its token capture did not end well", self._server_name)

@@ -54,8 +54,16 @@ class _Start:
 class _Starter:
     """Creates the actors of one run; the caller waits for all of them together."""
 
-    def __init__(self, settings: RunSettings, run_token: str, cache_dir: Path, nodes: Sequence[Node]) -> None:
-        self._settings, self._token, self._cache_dir, self._nodes = settings, run_token, cache_dir, nodes
+    def __init__(
+        self,
+        settings: RunSettings,
+        run_token: str,
+        control_token: str | None,
+        cache_dir: Path,
+        nodes: Sequence[Node],
+    ) -> None:
+        self._settings, self._cache_dir, self._nodes = settings, cache_dir, nodes
+        self._token, self._control_token = run_token, control_token
         self._digest_key = _digest_key(settings)
         self.engines: dict[str, Any] = {}
         self._engine_urls: dict[str, str] = {}
@@ -84,7 +92,8 @@ class _Starter:
         engine_url = self._engine(options, node) if isinstance(options, LocalModelOptions) else None
         host, port = self._address(options, node)
         name = f"model-{server.name}-{node.node_id[:8]}-{port}"
-        arguments = (self._settings, server.name, host, port, self._token, self._digest_key, engine_url)
+        tokens = (self._token, self._control_token, self._digest_key)
+        arguments = (self._settings, server.name, host, port, *tokens, engine_url)
         handle = start_actor(ModelServerHost, node, name, *arguments)
         self._track("models", server.name, node, name, handle)
 
@@ -116,7 +125,12 @@ def _digest_key(settings: RunSettings) -> bytes:
 
 
 def start_servers(
-    settings: RunSettings, *, run_token: str, cache_dir: Path, on_wait: OnWait | None = None
+    settings: RunSettings,
+    *,
+    run_token: str,
+    cache_dir: Path,
+    control_token: str | None = None,
+    on_wait: OnWait | None = None,
 ) -> RunningServers:
     """Start every model server and resources server of the settings and wait until each one answers.
 
@@ -124,6 +138,7 @@ def start_servers(
         settings: The run's settings.
         run_token: Bearer token of the run's control routes.
         cache_dir: Where the embedded model's weights are assembled.
+        control_token: Bearer by which a trainer reads the manifests of a run whose workers keep the tokens (C220).
         on_wait: Called every moment while servers start, with what is waited for; it may raise to give up.
 
     Returns:
@@ -132,7 +147,7 @@ def start_servers(
     Raises:
         ServerStartError: One did not come up, or not in ``start_timeout_s``; the message names it and the cause.
     """
-    starter = _Starter(settings, run_token, cache_dir, alive_nodes())
+    starter = _Starter(settings, run_token, control_token, cache_dir, alive_nodes())
     running = RunningServers(ServerDirectory({}, {}), starter.hosts, starter.engines)  # grows as they are started
     try:
         starter.start()

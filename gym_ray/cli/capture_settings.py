@@ -19,7 +19,7 @@ _ENABLED: Final = f"{_BLOCK}.enabled"
 _SINK: Final = f"{_BLOCK}.sink"
 _DIRECTORY: Final = f"{_BLOCK}.dir"
 _LINEAGE: Final = f"{_BLOCK}.lineage_store"
-_TOLD: Final = ("all_agents", "sink", "lineage_store", "delta_records", "on_unproven_prefix")
+_TOLD: Final = ("all_agents", "sink", "lineage_store", "delta_records", "on_unproven_prefix", "external_staging")
 
 
 def capture_settings(settings: RunSettings) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gym_ray.cli.head import build_head_app, publish_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import Waiting
 from gym_ray.cli.runtime import Interrupts, new_run_token, ray_session, user_cache_dir
-from gym_ray.cli.token_remarks import print_warnings, server_remarks
+from gym_ray.cli.token_remarks import control_token, print_warnings, server_remarks
 from gym_ray.errors import ServerStartError, SettingsError
 from gym_ray.model_server.serving import AppServer
 from gym_ray.server_directory import ServerDirectory
@@ -44,6 +44,7 @@ def start(
     """Start the servers and serve until Ctrl-C. Settings may follow as ++key=value."""
     settings = read_settings(config, resources_server, model_type, ctx.args)
     require_servers(settings)
+    secret = control_token(settings)
     _require_free(settings.head_server.host, settings.head_server.port)
     console = Console(stderr=True, highlight=False)
     print_warnings(console, server_remarks(settings))
@@ -52,7 +53,13 @@ def start(
 
         token, head = new_run_token(), settings.head_server
         with Waiting(console, "starting servers", interrupts) as waiting:
-            servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir(), on_wait=waiting.show)
+            servers = start_servers(
+                settings,
+                run_token=token,
+                control_token=secret,
+                cache_dir=user_cache_dir(),
+                on_wait=waiting.show,
+            )
         try:
             with publish_token(user_cache_dir(), head.host, head.port, token):
                 asyncio.run(_serve_head(settings, servers.directory, console, interrupts))
@@ -108,6 +115,9 @@ def _print_servers(settings: RunSettings, directory: ServerDirectory, port: int,
     console.print(table)
     capture = capture_settings(settings)["model_call_capture_dir"]
     console.print(f"capture: {capture or 'off'}")
-    if settings.token_id_capture.enabled:
-        console.print(f"tokens: {settings.token_dir or settings.token_id_capture.sink or 'kept nowhere'}")
+    block = settings.token_id_capture
+    if block.enabled and block.external_staging:
+        console.print(f"tokens: kept by the workers; ledger: {settings.token_dir or block.lineage_store}")
+    elif block.enabled:
+        console.print(f"tokens: {settings.token_dir or block.sink or 'kept nowhere'}")
     console.print(f"ready at http://{settings.head_server.host}:{port}; Ctrl-C stops all servers")

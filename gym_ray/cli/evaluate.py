@@ -19,7 +19,7 @@ from gym_ray.cli.head import HeadWatch
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
-from gym_ray.cli.token_remarks import check_source, collection_remarks, print_warnings
+from gym_ray.cli.token_remarks import check_source, collection_remarks, control_token, print_warnings
 from gym_ray.errors import GymRayError, SettingsError
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.collection import Progress as RunProgress
@@ -152,6 +152,7 @@ def _task_sources(settings: RunSettings) -> dict[str, str]:
 def _collect(settings: RunSettings, plan: _Plan, head: Head | None, *, verbose: bool) -> int:
     """Start what is needed, collect, report; return the exit code."""
     console = Console(stderr=True, highlight=False)
+    secret = control_token(settings) if head is None else None
     print_warnings(console, collection_remarks(settings))
     console.print("[dim]starting Ray")
     with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
@@ -163,7 +164,13 @@ def _collect(settings: RunSettings, plan: _Plan, head: Head | None, *, verbose: 
         if head is None:
             token = new_run_token()
             with Waiting(console, "starting servers", interrupts) as waiting:
-                servers = start_servers(settings, run_token=token, cache_dir=user_cache_dir(), on_wait=waiting.show)
+                servers = start_servers(
+                    settings,
+                    run_token=token,
+                    control_token=secret,
+                    cache_dir=user_cache_dir(),
+                    on_wait=waiting.show,
+                )
             head = Head(servers.directory, token)
         else:
             watch = HeadWatch(settings.head_server.host, settings.head_server.port)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.markup import escape
 
 from gym_ray.errors import SettingsError
 from gym_ray.settings import RunSettings
 from gym_ray.settings.token_capture import check_token_capture
+from gym_ray.token_id_capture.config import control_auth_token
 
-__all__ = ["check_source", "collection_remarks", "print_warnings", "server_remarks"]
+__all__ = ["check_source", "collection_remarks", "control_token", "print_warnings", "server_remarks"]
 
 
 def server_remarks(settings: RunSettings) -> list[str]:
@@ -41,6 +44,16 @@ def check_source(settings: RunSettings) -> None:
         problem = f"is required: records get the tokens that {block.sink} keeps from it"
         remedy = "name a class, or set token_id_capture.rebuild_response to false"
         raise SettingsError("settings", "token_id_capture.source", problem, remedy)
+
+
+def control_token(settings: RunSettings) -> str | None:
+    """Return the bearer of the control routes, from the environment; None where the servers have no such routes.
+
+    Raises:
+        SettingsError: Workers keep the tokens, and the variable is not set (C220).
+    """
+    block = settings.token_id_capture
+    return control_auth_token(block, os.environ) if block.enabled and block.external_staging else None
 
 
 def print_warnings(console: Console, remarks: list[str]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.ports import AttemptJob
-from gym_ray.rollouts.token_sources import BoundedSource, LossySource, StaleCaptures
+from gym_ray.rollouts.token_sources import BoundedSource, LossySource, StaleCaptures, StaleRows
 from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
-from gym_ray.token_id_capture.config import build_source, build_token_source
+from gym_ray.token_id_capture.config import build_ledger, build_source, build_token_source
 from gym_ray.token_id_capture.delivery import (
     TOKEN_METRICS_FIELD,
     TRAINING_ROWS_FIELD,
@@ -82,6 +82,8 @@ class TokenPlan:
             SettingsError: The source cannot be made.
             CaptureError: The token directory cannot be created.
         """
+        if self.config.external_staging:
+            return StaleCaptures(StaleRows(build_ledger(self.config, self.capture_dir)))
         if self.directory is not None:
             return StaleCaptures(TokenCaptureStore(self.directory))
         source = build_source(self.config)

@@ -15,8 +15,9 @@ from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.token_id_capture.bounded_calls import BoundedCalls
 from gym_ray.token_id_capture.protocols import CaptureProblem, TokenCaptureSnapshot, TokenSource
 from gym_ray.token_id_capture.reasons import MARK_PENDING
+from gym_ray.token_id_capture.staging import CaptureLedger
 
-__all__ = ["BoundedSource", "LossySource", "StaleCaptures"]
+__all__ = ["BoundedSource", "LossySource", "StaleCaptures", "StaleRows"]
 
 _log = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 30.0
@@ -82,6 +83,25 @@ class LossySource:
 
     async def close(self) -> None:
         """Leave the source open."""
+
+
+class StaleRows:
+    """What deletes the rows of a rollout whose tokens the workers keep, and its fence if it was retired (C232).
+
+    Args:
+        ledger: The ledger; closed by :meth:`close`.
+    """
+
+    def __init__(self, ledger: CaptureLedger) -> None:
+        self._ledger = ledger
+
+    async def delete(self, rollout_id: str) -> None:
+        """Delete what the ledger has of a rollout."""
+        await self._ledger.delete([rollout_id])
+
+    async def close(self) -> None:
+        """Close the ledger."""
+        await self._ledger.close()
 
 
 class StaleCaptures:

@@ -56,6 +56,13 @@ def test_each_setting_that_servers_act_on_is_named_with_both_values(
     )
 
 
+def test_both_sides_know_whether_the_workers_keep_the_tokens() -> None:
+    here = settings({**BLOCK, "external_staging": True, "rebuild_response": False})
+    assert set(differences(here, settings({**BLOCK, "rebuild_response": False}))) == {
+        "token_id_capture.external_staging"
+    }
+
+
 def test_a_difference_that_follows_from_another_is_left_out() -> None:
     assert set(differences(settings(BLOCK), settings())) == {"token_id_capture.enabled"}
     assert set(differences(settings(), settings(BLOCK, **CALLS))) == {

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gym_ray.cli import env, evaluate
 from gym_ray.cli.app import main
-from gym_ray.cli.token_remarks import check_source, collection_remarks, print_warnings, server_remarks
+from gym_ray.cli.token_remarks import check_source, collection_remarks, control_token, print_warnings, server_remarks
 from gym_ray.errors import ClusterError, SettingsError
 from gym_ray.settings import CallableAgentOptions, RunSettings, ServerSettings
 
@@ -76,6 +76,17 @@ def test_records_cannot_get_what_a_sink_keeps_without_a_source() -> None:
         check_source(settings(IN_SINK))
     for block in ({}, FILES, {**IN_SINK, "source": "m:Source"}, {**IN_SINK, "rebuild_response": False}):
         check_source(settings(block))
+
+
+def test_the_secret_of_the_control_routes_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = settings({**FILES, "external_staging": True, "rebuild_response": False})
+    monkeypatch.delenv("NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN", raising=False)
+    assert control_token(settings(FILES)) is None
+    with pytest.raises(SettingsError, match="set NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN to the token"):
+        control_token(staged)
+    monkeypatch.setenv("NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN", "secret of the trainer")
+    assert control_token(staged) == "secret of the trainer"
+    assert "secret of the trainer" not in staged.to_yaml() + repr(staged)
 
 
 def no_ray(*_: object, **__: object) -> NoReturn:

@@ -19,6 +19,7 @@ from gym_ray.settings import RunSettings, TokenIdCaptureConfig
 from gym_ray.token_id_capture.assembly import RowsWanted
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
+from gym_ray.token_id_capture.staging.ledger.file_ledger import FileCaptureLedger
 from gym_ray.token_id_capture.store import TokenCaptureStore
 
 ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
@@ -258,6 +259,23 @@ async def test_a_plan_opens_what_deletes_earlier_captures(tmp_path: Path) -> Non
         assert store.read_entries(JOB.rollout_id) == []
     assert without_source.stale_captures() is None
     await store.close()
+
+
+async def test_where_workers_keep_the_tokens_earlier_rows_are_deleted_and_nothing_is_rebuilt(tmp_path: Path) -> None:
+    block = TokenIdCaptureConfig(enabled=True, external_staging=True, rebuild_response=False, dir=tmp_path)
+    plan = TokenPlan.of(RunSettings(token_id_capture=block))
+    assert plan is not None
+    assert plan.delivery() is None
+    ledger = FileCaptureLedger(tmp_path)
+    await ledger.record_failure(JOB.rollout_id, "c0", "of an earlier run")
+    await ledger.retire(["another"])
+    stale = plan.stale_captures()
+    assert stale is not None
+    for rollout_id in (JOB.rollout_id, "another"):
+        await stale.delete(rollout_id)
+        assert not await ledger.has_rows(rollout_id)
+    await stale.close()
+    await ledger.close()
 
 
 def test_a_run_without_capture_has_no_plan(tmp_path: Path) -> None:
