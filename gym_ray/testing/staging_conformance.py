@@ -104,8 +104,9 @@ class StagingSinkSuite(_StagingSuite):
     """Attachments that the sink must refuse; None for a sink that keeps everything."""
 
     def attachment_bytes(self, staging_key: str, name: str) -> bytes:
-        """Return the bytes of one attachment as the source reads it back."""
-        return np.asarray(self.source.fetch_attachments(staging_key)[name]).tobytes()
+        """Return the bytes of one attachment as the source reads it back: an array, or something with ``chunks()``."""
+        found = self.source.fetch_attachments(staging_key)[name]
+        return b"".join(found.chunks()) if hasattr(found, "chunks") else np.asarray(found).tobytes()
 
     def test_a_staged_call_can_be_read_at_once(self) -> None:
         """A success means that the call can be fetched under the key, as it was (C122)."""
