@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_ray.testing.staged_chains import staged_call
 from gym_ray.token_id_capture.staging.constants import TerminalSelection
+from gym_ray.token_id_capture.staging.digests import compute_chain_hash
 from gym_ray.token_id_capture.staging.ledger_records import CallRecord, RolloutReceipt
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
 from gym_ray.token_id_capture.token_arrays import TokenIds
@@ -33,6 +34,7 @@ class StagedRollout:
         *,
         parent: str | None = None,
         admitted_at: float | None = None,
+        chain_hash_of: str | None = None,
         changed: dict[str, Any] | None = None,
         **rest: Any,
     ) -> StagedCallRecord:
@@ -44,6 +46,7 @@ class StagedRollout:
             generated: What it sampled.
             parent: The call that it continues.
             admitted_at: When it was admitted, for its row.
+            chain_hash_of: A call to chain it to instead of its parent, so that its chain hash is wrong.
             changed: Members to change afterwards, however wrong; the digest is made right again.
             **rest: As :func:`~gym_ray.testing.staged_chains.staged_call` takes them.
         """
@@ -55,8 +58,12 @@ class StagedRollout:
             ancestors=self.chain(parent),
             **rest,
         )
-        if changed:
-            record = record.model_copy(update=changed)
+        changes = dict(changed or {})
+        if chain_hash_of is not None:
+            other = self.records[chain_hash_of].chain_hash
+            changes["chain_hash"] = compute_chain_hash(other, record.token_ids_delta.array)
+        if changes:
+            record = record.model_copy(update=changes)
             record = record.model_copy(update={"digest": record.compute_digest()})
         self.records[model_call_id] = record
         self.rows.append(row_of(record, admitted_at))

@@ -220,7 +220,7 @@ def test_a_secondary_chain_fails_alone() -> None:
     rollout.add("left", [52], [53], parent="forked")
     rollout.add("right", [52], [54], parent="forked")
     rollout.add("broken", [60], [61], admitted_at=3.0)
-    rollout.add("broken2", [62], [63], parent="broken", changed={"chain_hash": "a" * 64})
+    rollout.add("broken2", [62], [63], parent="broken", chain_hash_of="c1")
     rollout.add("silent", [70], [], admitted_at=4.0)
     rollout.add("silent2", [72], [73], parent="silent")
     rollout.add("good", [80], [81], admitted_at=5.0)
@@ -245,7 +245,7 @@ def test_dead_branches_of_the_main_chain_are_no_rows() -> None:
 
 def test_a_broken_main_chain_fails_the_rollout() -> None:
     rollout = three_calls()
-    rollout.add("c4", [40], [41], parent="c3", changed={"chain_hash": "a" * 64})
+    rollout.add("c4", [40], [41], parent="c3", chain_hash_of="c1")
     with pytest.raises(RebuildError, match="chain_hash_mismatch"):
         linearize_all(rollout.receipt("c4"), rollout.snapshots())
 
