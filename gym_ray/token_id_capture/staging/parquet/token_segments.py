@@ -72,6 +72,24 @@ class RowGroup:
     table: pa.Table
 
 
+class _Reader(SegmentReader):
+    """A segment whose rows are sorted by rollout."""
+
+    def rollout_range(self, row_group: int) -> tuple[str, str] | None:
+        """Return the least and the greatest rollout id of a row group, None where the footer does not say."""
+        try:
+            chunks = self._metadata.row_group(row_group)
+            for chunk in (chunks.column(at) for at in range(chunks.num_columns)):
+                if chunk.path_in_schema == "rollout_id":
+                    found = chunk.statistics
+                    return (found.min, found.max) if found is not None and found.has_min_max else None
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise ValueError(
+                f"{self.place}: the statistics of row group {row_group} cannot be read: {error}"
+            ) from error
+        return None
+
+
 class TokenSegments:
     """The index of one partition; safe for threads.
 
@@ -98,7 +116,7 @@ class TokenSegments:
         self._told: set[str] = set()
         self._unread: list[str] = []
         self._segments: list[IndexedSegment] = []
-        self._readers: OrderedDict[str, SegmentReader] = OrderedDict()
+        self._readers: OrderedDict[str, _Reader] = OrderedDict()
         self._weight = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -185,7 +203,7 @@ class TokenSegments:
         try:
             reader = self._reader(name, parsed.kind)
             groups = range(reader.row_groups)
-            return IndexedSegment(name, parsed.kind, tuple(reader.text_range(group, "rollout_id") for group in groups))
+            return IndexedSegment(name, parsed.kind, tuple(map(reader.rollout_range, groups)))
         except StorageMissingError:
             return None  # listed, and removed since: nothing that anybody may still ask for was in it
         except ValueError as error:
@@ -198,13 +216,13 @@ class TokenSegments:
         table = self._reader(segment.name, segment.kind).read(group, columns, schema)
         return RowGroup(segment.name, group, is_events, table)
 
-    def _reader(self, name: str, kind: str) -> SegmentReader:
+    def _reader(self, name: str, kind: str) -> _Reader:
         with self._lock:
             reader = self._readers.get(name)
             if reader is not None:
                 self._readers.move_to_end(name)
                 return reader
-        reader = SegmentReader(self._store, name, kind=kind)
+        reader = _Reader(self._store, name, kind=kind)
         with self._lock:
             if name not in self._readers:
                 self._readers[name] = reader
