@@ -66,8 +66,9 @@ class PendingLine:
     def encode(self) -> bytes:
         """Return the line."""
         row = self._make_row()
-        self.line = line_of(row, self.file_name)
-        return commit_line(row)
+        data = commit_line(row)
+        self.line = line_of(row, self.file_name, data)
+        return data
 
     def wanted(self) -> bool:
         """Return whether the line is new; asked under the file's lock."""

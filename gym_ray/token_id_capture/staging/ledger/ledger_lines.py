@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import DamagedRecordError
 from gym_ray.token_id_capture.fingerprint import ConversationHasher
@@ -135,17 +137,15 @@ def failure_row(model_call_id: str, reason: str) -> dict[str, Any]:
     """Return the columns that say why a call has no row.
 
     Raises:
-        ValueError: One of them is empty.
+        ValueError: One of them is no text, or empty.
     """
-    for name, value in (("model_call_id", model_call_id), ("reason", reason)):
-        if not value:
-            raise ValueError(f"{name} of a failure must not be empty")
-    return {"failure_reason": reason, "model_call_id": model_call_id}
+    failure = ManifestFailure(model_call_id=model_call_id, reason=reason)
+    return {"failure_reason": failure.reason, "model_call_id": failure.model_call_id}
 
 
 def commit_line(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line, its end included: compact JSON with sorted keys (C204)."""
-    return _canonical(row) + b"\n"
+    return json.dumps(row, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def read_line(data: bytes, place: str) -> LedgerLine | None:
@@ -161,7 +161,7 @@ def read_line(data: bytes, place: str) -> LedgerLine | None:
     row = parsed_row(data, place)
     if row is None:
         return None
-    manifest_entry(row, place)
+    _entry(row, place)
     return line_of(row, place)
 
 
@@ -183,14 +183,14 @@ def parsed_row(data: bytes, place: str) -> dict[str, Any] | None:
     return row
 
 
-def line_of(row: Mapping[str, Any], place: str) -> LedgerLine:
-    """Return what a look-up needs of a row's columns.
+def line_of(row: Mapping[str, Any], place: str, line: bytes | None = None) -> LedgerLine:
+    """Return what a look-up needs of a row's columns; ``line`` is :func:`commit_line` of it, where that is known.
 
     Raises:
         DamagedRecordError: A column that a look-up rests on is of another type.
     """
     call_id = row["model_call_id"]
-    sameness = hashlib.blake2b(_canonical(row), digest_size=16).digest()
+    sameness = hashlib.blake2b(line or commit_line(row), digest_size=16).digest()
     if row.get("failure_reason") is not None:
         return LedgerLine(call_id, sameness, failure_reason=_text(row, "failure_reason", place))
     chain = row.get("staging_chain")
@@ -236,6 +236,19 @@ def manifest_entry(row: Mapping[str, Any], place: str) -> CallRecord | ManifestF
         DamagedRecordError: It contradicts itself, or a column that a look-up rests on is of another type.
     """
     line_of(row, place)
+    return _entry(row, place)
+
+
+def _entry(row: Mapping[str, Any], place: str) -> CallRecord | ManifestFailure | None:
+    try:
+        return _checked_entry(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "row"
+        raise DamagedRecordError(f"{place}: {field}: {first['msg']}") from error
+
+
+def _checked_entry(row: Mapping[str, Any]) -> CallRecord | ManifestFailure | None:
     call_id = row["model_call_id"]
     if row.get("failure_reason") is not None:
         return ManifestFailure(model_call_id=call_id, reason=row["failure_reason"])
@@ -246,19 +259,12 @@ def manifest_entry(row: Mapping[str, Any], place: str) -> CallRecord | ManifestF
     if not row.get("chain_hash") or not row.get("cumulative_hash"):
         return ManifestFailure(model_call_id=call_id, reason=LEDGER_ROW_MISSING_CHAIN_HASH_REASON)
     columns = {name: row[name] for name in _AS_IN_RECORD if name in row}
-    try:
-        return CallRecord(digest=row.get("staging_digest"), **columns)
-    except ValueError as error:
-        raise DamagedRecordError(f"{place}: no row of a call: {error}") from error
+    return CallRecord(digest=row.get("staging_digest"), **columns)
 
 
 def damaged_line(place: str) -> ManifestFailure:
     """Return the failure that stands in a manifest for a damaged line."""
     return ManifestFailure(model_call_id=place, reason=DAMAGED_LINE_REASON)
-
-
-def _canonical(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def _text(row: Mapping[str, Any], name: str, place: str) -> str:
