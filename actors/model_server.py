@@ -15,7 +15,7 @@ from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine
-from gym_ray.model_server.engines import app_options, build_engine
+from gym_ray.model_server.engines import app_options, build_engine, build_worker_client
 from gym_ray.model_server.heavy_bodies import body_work
 from gym_ray.settings import ModelOptions, RunSettings, own_secrets
 from gym_ray.token_id_capture.call_capture import TokenCapture
@@ -40,10 +40,11 @@ class ModelServerHost(HttpHost):
         control_token: str | None,
         digest_key: bytes,
         local_engine_url: str | None,
+        worker_url: str | None,
     ) -> None:
         self._settings, self._server_name = settings, server_name
         self._run_token, self._control_token = run_token, control_token
-        self._digest_key, self._local_engine_url = digest_key, local_engine_url
+        self._digest_key, self._local_engine_url, self._worker_url = digest_key, local_engine_url, worker_url
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
@@ -53,11 +54,7 @@ class ModelServerHost(HttpHost):
         super().__init__(server_name, host, port)
 
     async def _open(self) -> ASGIApp:
-        engine = build_engine(
-            self._settings.servers[self._server_name],
-            local_engine_url=self._local_engine_url,
-            fail_unproven_prefix=self._settings.token_id_capture.on_unproven_prefix == "fail",
-        )
+        engine = self._build_engine()
         self._engine = engine
         await engine.start()
         if self._settings.model_endpoint_timeout_s:  # 0 leaves the endpoint unchecked (D129)
@@ -75,6 +72,16 @@ class ModelServerHost(HttpHost):
             child=self._child,
             tokens=self._tokens,
             external=self._external,
+        )
+
+    def _build_engine(self) -> Engine:
+        server = self._settings.servers[self._server_name]
+        if self._worker_url is not None:
+            return build_worker_client(server, self._worker_url, self._run_token)
+        return build_engine(
+            server,
+            local_engine_url=self._local_engine_url,
+            fail_unproven_prefix=self._settings.token_id_capture.on_unproven_prefix == "fail",
         )
 
     def _publish_metrics(self) -> None:

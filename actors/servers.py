@@ -17,6 +17,7 @@ from gym_ray.actors.calls import MOMENT_S, OnWait, get, offer
 from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, pick_ports, start_actor
 from gym_ray.actors.engine_host import EngineHost
 from gym_ray.actors.environment import EnvironmentHost
+from gym_ray.actors.inference_worker import InferenceWorkerHost
 from gym_ray.actors.model_server import ModelServerHost
 from gym_ray.errors import ClusterError, ServerStartError
 from gym_ray.server_directory import Endpoint, ServerDirectory
@@ -64,7 +65,9 @@ class _Starter:
     ) -> None:
         self._settings, self._cache_dir, self._nodes = settings, cache_dir, nodes
         self._token, self._control_token = run_token, control_token
-        self._digest_key = _digest_key(settings)
+        # What stands for secrets in captures: all servers share its key, and restarted ones keep it.
+        chosen = settings.capture_redaction.digest_key
+        self._digest_key = secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
         self.engines: dict[str, Any] = {}
         self._engine_urls: dict[str, str] = {}
         self.hosts: dict[str, Any] = {}
@@ -93,15 +96,28 @@ class _Starter:
         host, port = self._address(options, node)
         name = f"model-{server.name}-{node.node_id[:8]}-{port}"
         tokens = (self._token, self._control_token, self._digest_key)
-        arguments = (self._settings, server.name, host, port, *tokens, engine_url)
+        worker_url = None if engine_url is None else self._worker(server, node, engine_url)
+        arguments = (self._settings, server.name, host, port, *tokens, engine_url, worker_url)
         handle = start_actor(ModelServerHost, node, name, *arguments)
         self._track("models", server.name, node, name, handle)
 
     def _engine(self, options: LocalModelOptions, node: Node) -> str:
         name = f"engine-{options.model_name}-{node.node_id[:8]}"
+        return self._beside(EngineHost, node, name, options, self._cache_dir)
+
+    def _worker(self, server: ServerSettings, node: Node, engine_url: str) -> str | None:
+        """Start what stages the tokens of a node's embedded engine; None where model servers keep them."""
+        staging = self._settings.token_id_capture.staging
+        if staging is None:
+            return None
+        name = f"worker-{server.name}-{node.node_id[:8]}"
+        return self._beside(InferenceWorkerHost, node, name, server, staging, self._token, engine_url)
+
+    def _beside(self, host: type, node: Node, name: str, *arguments: Any) -> str:
+        """Start what serves a node's model servers over loopback, once; return its URL."""
         if name not in self.engines:
             port = pick_ports(node, LOOPBACK, 1)[0]
-            handle = start_actor(EngineHost, node, name, options, self._cache_dir, LOOPBACK, port)
+            handle = start_actor(host, node, name, *arguments, LOOPBACK, port)
             self.engines[name] = handle
             self._engine_urls[name] = f"http://{LOOPBACK}:{port}"
             self.waiting[handle.url.remote()] = _Start("engines", name, node.node_id, handle)
@@ -116,12 +132,6 @@ class _Starter:
     def _track(self, kind: str, server_name: str, node: Node, actor_name: str, handle: Any) -> None:
         self.hosts[actor_name] = handle
         self.waiting[handle.url.remote()] = _Start(kind, server_name, node.node_id, handle)
-
-
-def _digest_key(settings: RunSettings) -> bytes:
-    """Return the key of what stands for secrets in captures: all servers share it, and restarted ones keep it."""
-    chosen = settings.capture_redaction.digest_key
-    return secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
 
 
 def start_servers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gym_ray.dialects import MESSAGES
+from gym_ray.dialects import CHAT, MESSAGES
 from gym_ray.dialects.conversion.schema import REQUIRED_PREFIX
 from gym_ray.errors import SettingsError
 from gym_ray.model_server.app import AppOptions
@@ -24,7 +24,7 @@ from gym_ray.settings import (
     VllmModelOptions,
 )
 
-__all__ = ["app_options", "build_engine"]
+__all__ = ["app_options", "build_engine", "build_worker_client"]
 
 
 def build_engine(server: ServerSettings, *, local_engine_url: str | None, fail_unproven_prefix: bool = False) -> Engine:
@@ -56,6 +56,23 @@ def build_engine(server: ServerSettings, *, local_engine_url: str | None, fail_u
         "has no engine",
         "a model server is an openai_model, a vllm_model, an anthropic_model or a local_model",
     )
+
+
+def build_worker_client(server: ServerSettings, worker_url: str, api_key: str) -> UpstreamEngine:
+    """Build the engine of a model server whose own engine is behind a worker that stages tokens.
+
+    Args:
+        server: Settings of the model server, a ``local_model``.
+        worker_url: Root URL of the worker.
+        api_key: What the worker wants to be sent.
+
+    Raises:
+        SettingsError: The server is no ``local_model``.
+    """
+    options = server.options
+    if not isinstance(options, LocalModelOptions):
+        raise SettingsError("settings", f"{server.name}.{server.type}", "has no worker of its own", "name its URL")
+    return UpstreamEngine(f"{worker_url}/v1", api_key=api_key, model_name=options.model_name, dialects=(CHAT,))
 
 
 def app_options(server: ServerSettings, engine: Engine) -> AppOptions:

@@ -36,7 +36,7 @@ from gym_ray.settings.server_options import (
     ServerType,
 )
 from gym_ray.settings.servers import McqaOptions, OrderDeskOptions, ServerSettings
-from gym_ray.settings.token_capture import NonGeneratingRequest, TokenIdCaptureConfig
+from gym_ray.settings.token_capture import NonGeneratingRequest, StagingSettings, TokenIdCaptureConfig
 
 __all__ = [
     "ASSETS_ROOT",
@@ -64,6 +64,7 @@ __all__ = [
     "ServerSettings",
     "ServerType",
     "SimpleAgentOptions",
+    "StagingSettings",
     "TokenIdCaptureConfig",
     "UpstreamOptions",
     "VllmModelOptions",

@@ -183,8 +183,12 @@ class RunSettings(CaptureSettings):
         """
         tree = self.model_dump(exclude={"servers"}, exclude_defaults=True)
         if redact:
-            for name in PLUG_IN_ARGUMENTS & tree.get("token_id_capture", {}).keys():
-                tree["token_id_capture"][name] = dict.fromkeys(tree["token_id_capture"][name], REDACTED)
+            block = tree.get("token_id_capture", {})
+            for holder, name in [(block, name) for name in PLUG_IN_ARGUMENTS] + [
+                (block.get("staging"), "storage_options")
+            ]:
+                if holder and name in holder:
+                    holder[name] = dict.fromkeys(holder[name], REDACTED)
         for server in self.servers.values():
             options = server.options.model_dump(exclude_defaults=True)
             options |= {name: ref.model_dump() for name, ref in server.options.references().items()}

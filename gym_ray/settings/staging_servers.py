@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gym_ray.settings.model_options import ModelOptions, OpenAIModelOptions, VllmModelOptions
+from gym_ray.settings.model_options import LocalModelOptions, ModelOptions, OpenAIModelOptions, VllmModelOptions
 from gym_ray.settings.problems import KeyPath
 from gym_ray.settings.run import RunSettings
 from gym_ray.settings.servers import ServerSettings
@@ -19,6 +19,7 @@ Problem = tuple[KeyPath, str, str]
 """The key, what is wrong, what would be right."""
 
 _EXTERNAL = "token_id_capture.external_staging"
+_NOWHERE = "say in token_id_capture.staging.where its workers are to keep tokens"
 _WORKERS = "use a vllm_model, or an openai_model with dialects [chat], whose server stages tokens"
 _RESERVED = ("ng_capture", "ng_commit_coords", "required_prefix_token_ids", "offload_params")
 _SHOWS_TOKENS = ("return_token_ids", "return_token_id_information")
@@ -66,14 +67,17 @@ def _wrong_servers(settings: RunSettings) -> Iterator[Problem]:
             continue
         for field, reference in agent.options.references().items():
             server = settings.servers.get(reference.name)
-            if server is not None and isinstance(server.options, ModelOptions) and not _can_stage(server):
-                path = (agent.name, agent.type, agent.implementation, field)
-                problem = f"{server.name} is a {server.implementation} without workers that stage tokens ({_EXTERNAL})"
-                yield path, problem, _WORKERS
+            if server is None or not isinstance(server.options, ModelOptions) or _can_stage(settings, server):
+                continue
+            path = (agent.name, agent.type, agent.implementation, field)
+            problem = f"{server.name} is a {server.implementation} without workers that stage tokens ({_EXTERNAL})"
+            yield path, problem, _NOWHERE if isinstance(server.options, LocalModelOptions) else _WORKERS
 
 
-def _can_stage(server: ServerSettings) -> bool:
+def _can_stage(settings: RunSettings, server: ServerSettings) -> bool:
     options = server.options
+    if isinstance(options, LocalModelOptions):
+        return settings.token_id_capture.staging is not None
     if isinstance(options, OpenAIModelOptions):
         return options.dialects == ("chat",)
     return isinstance(options, VllmModelOptions)  # what is wrong with its dialects is said of itself

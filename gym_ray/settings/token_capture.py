@@ -19,6 +19,7 @@ __all__ = [
     "CONTROL_TOKEN_VARIABLE",
     "PLUG_IN_ARGUMENTS",
     "NonGeneratingRequest",
+    "StagingSettings",
     "TokenCaptureSettings",
     "TokenIdCaptureConfig",
     "check_token_capture",
@@ -29,6 +30,8 @@ CONTROL_TOKEN_VARIABLE = "NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN"  # noqa: S105 - 
 
 PLUG_IN_ARGUMENTS = frozenset({"sink_kwargs", "source_kwargs", "lineage_store_kwargs"})
 """Keys of the block under which stands what classes of the user's own are made with; credentials may be among it."""
+
+_PLACE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://.")
 
 _BLOCK = "token_id_capture"
 _METHOD = re.compile(r"[A-Za-z]+")
@@ -54,6 +57,28 @@ class NonGeneratingRequest(FrozenModel):
 
     method: Annotated[str, AfterValidator(_method)]
     path: Annotated[str, AfterValidator(_path)]
+
+
+def _place(value: str) -> str:
+    if not _PLACE.match(value):
+        raise ValueError("should be an absolute path, or a URL such as s3://bucket/prefix")
+    return value
+
+
+class StagingSettings(FrozenModel):
+    """Where the inference workers that a run hosts keep their tokens.
+
+    Attributes:
+        where: An absolute directory that all of them share, or the URL of an object store.
+        partition: First part of the names of their segments.
+        storage_options: What fsspec is given for a URL; credentials may be among it.
+        timeout_s: A call that is not durable by then is answered, and is not captured.
+    """
+
+    where: Annotated[str, AfterValidator(_place)]
+    partition: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"
+    storage_options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    timeout_s: Annotated[float, Number, Field(gt=0)] = 30.0
 
 
 class TokenIdCaptureConfig(FrozenModel):
@@ -82,6 +107,7 @@ class TokenIdCaptureConfig(FrozenModel):
             it used them: ``mark`` serves it and marks its rollout, ``fail`` fails the call (W35).
         external_staging: Inference workers keep the tokens themselves.
         external_staging_backend: What those workers are.
+        staging: Where the workers that this run hosts itself keep them: those of ``local_model`` servers.
         control_auth_token_env: Environment variable that holds the bearer of their control routes.
     """
 
@@ -105,6 +131,7 @@ class TokenIdCaptureConfig(FrozenModel):
     on_unproven_prefix: Literal["mark", "fail"] = "mark"
     external_staging: bool = False
     external_staging_backend: Literal["vllm_worker", "megatron_worker"] = "vllm_worker"
+    staging: StagingSettings | None = None
     control_auth_token_env: Name = CONTROL_TOKEN_VARIABLE
 
     @model_validator(mode="after")
@@ -115,6 +142,8 @@ class TokenIdCaptureConfig(FrozenModel):
             raise ValueError("external_staging keeps the tokens with the workers: set rebuild_response to false")
         if self.external_staging_backend == "megatron_worker" and not self.external_staging:
             raise ValueError("external_staging_backend megatron_worker works with external_staging: true alone")
+        if self.staging is not None and not self.external_staging:
+            raise ValueError("staging is where inference workers keep tokens: set external_staging to true as well")
         if self.mask_fraction_window is not None and self.mask_fraction_window < self.mask_fraction_min_samples:
             raise ValueError("mask_fraction_window should be at least mask_fraction_min_samples")
         return self
