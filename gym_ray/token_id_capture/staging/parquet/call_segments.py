@@ -47,6 +47,7 @@ def write_calls_segment(stream: SegmentStream, items: Sequence[CallItem], store_
             places.extend(stream.place(group, row) for row in range(size))
         for part_rows in media.row_groups():
             file.write_row_group(part_rows)
+            del part_rows
     return places
 
 
@@ -90,9 +91,12 @@ class MediaPlan:
         for part in self._parts():
             waiting.append(part)
             size += part.nbytes
+            del part  # a loop's variable keeps a part, that may be a copy, while the next one is made
             if size >= MEDIA_ROW_GROUP_BYTES:
-                yield _media_table(waiting)
+                rows = _media_table(waiting)
                 waiting, size = [], 0
+                yield rows
+                del rows
         if waiting:
             yield _media_table(waiting)
 
@@ -111,6 +115,7 @@ class MediaPlan:
             for part in attachment.parts(MEDIA_PART_BYTES):
                 written += part.nbytes
                 yield part
+                del part
             if written != attachment.nbytes:
                 raise StorageError(
                     f"attachment {attachment.name!r} gave {written} bytes, where {attachment.nbytes} were announced"

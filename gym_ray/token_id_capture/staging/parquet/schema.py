@@ -44,7 +44,7 @@ MEDIA_ROW: Final = "media"
 CALLS_PER_ROW_GROUP: Final = 16
 TOKENS_PER_ROW_GROUP: Final = 65_536
 """A row group takes no more calls once it has this many tokens."""
-MEDIA_PART_BYTES: Final = 16 * 1024 * 1024
+MEDIA_PART_BYTES: Final = 8 * 1024 * 1024
 """A media row holds this many bytes, the last one of an attachment what is left."""
 MEDIA_ROW_GROUP_BYTES: Final = 4 * 1024 * 1024
 """A row group takes no more media rows once it has this many bytes."""
@@ -165,5 +165,6 @@ def writer_options(log_prob_columns: tuple[str, ...] = ("log_probs",)) -> dict[s
         "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in log_prob_columns},
         "write_statistics": ["rollout_id"],
         "store_schema": True,
+        "write_page_checksum": True,
         "version": "2.6",
     }
