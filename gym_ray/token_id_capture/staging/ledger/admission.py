@@ -7,7 +7,7 @@ tokens that were generated earlier would be trained as a prompt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_ray.errors import RolloutRetiredError
@@ -53,15 +53,27 @@ async def admit(
         return None
     if resolution.match is not None:
         admission = _continuation(rollout_id, model_call_id, resolution.match)
-    elif resolution.status is ParentResolutionStatus.ROOT or (
-        not has_rows and resolution.reason != LOOKUP_ERROR_REASON
-    ):
+    elif not _continues_something(resolution, items, has_rows):
         admission = CaptureAdmission(rollout_id=rollout_id, model_call_id=model_call_id, mode="text")
     else:
         admission = None
     if admission is None:
         await ledger.record_failure(rollout_id, model_call_id, UNRESOLVED_PARENT_REASON)
     return admission
+
+
+def _continues_something(resolution: LineageResolution, items: Sequence[Any], has_rows: bool) -> bool:
+    """Whether a request without a proved parent may go on with a call of its rollout; examples do not (C210, C212)."""
+    if resolution.reason == LOOKUP_ERROR_REASON:
+        return True
+    is_root = resolution.status is ParentResolutionStatus.ROOT
+    return has_rows and not (is_root and not any(map(_is_wordless_turn, items)))
+
+
+def _is_wordless_turn(item: object) -> bool:
+    """Whether the model made this item and no fingerprint says so: its reasoning, or its call of a custom tool."""
+    kind = item.get("type") if isinstance(item, Mapping) and not item.get("role") else None
+    return isinstance(kind, str) and (kind == "reasoning" or kind.endswith("_call"))
 
 
 def _continuation(rollout_id: str, model_call_id: str, parent: LineageMatch) -> CaptureAdmission | None:

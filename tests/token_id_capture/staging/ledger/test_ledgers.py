@@ -224,3 +224,24 @@ class TestAdmission:
         await ledger.record(commit_of_turn(0).model_copy(update={"staging_chain": ()}))
         assert await admit(ledger, rollout_id="r1", model_call_id="c1", items=asked_at(1)) is None
         assert len((await ledger.manifest("r1")).failures) == 1
+
+    @pytest.mark.parametrize("kind", ["custom_tool_call", "reasoning"])
+    async def test_a_history_without_words_is_no_root_once_there_are_calls(
+        self, ledger: CaptureLedger, kind: str
+    ) -> None:
+        items = [*asked_at(0), {"type": kind}, {"role": "user", "content": "more"}]
+        seeded = await admit(ledger, rollout_id="r1", model_call_id="c0", items=items)
+        assert seeded is not None
+        await ledger.record(commit_of_turn(0))
+        assert await admit(ledger, rollout_id="r1", model_call_id="c1", items=items) is None
+        assert await admit(ledger, rollout_id="r1", model_call_id="c2", items=asked_at(0)) is not None
+
+    async def test_a_text_input_is_a_turn_that_its_continuation_has_in_any_spelling(
+        self, ledger: CaptureLedger
+    ) -> None:
+        await ledger.record(commit_of_turn(0))
+        question, *rest = asked_at(1)
+        spelled = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": question["content"]}]}
+        admission = await admit(ledger, rollout_id="r1", model_call_id="c1", items=[spelled, *rest])
+        assert admission is not None
+        assert admission.parent_call_id == "c0"
