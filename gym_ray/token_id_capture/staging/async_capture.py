@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final
@@ -20,6 +19,7 @@ from gym_ray.token_id_capture.staging.capture import RolloutTokenCapture
 from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.record_of_call import CallTokens
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords
+from gym_ray.token_id_capture.staging.staging_threads import StagingThreads
 from gym_ray.token_id_capture.token_arrays import LogProbs, TokenIds
 
 __all__ = ["AsyncRolloutTokenCapture"]
@@ -54,7 +54,7 @@ class AsyncRolloutTokenCapture:
         self._capture, self._timeout_s, self._max_concurrent = capture, timeout_s, max_concurrent
         self._slots = asyncio.Semaphore(max_concurrent)
         self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()
+        self._threads = StagingThreads()
         self._orphans, self._closed = 0, False
 
     @property
@@ -70,7 +70,7 @@ class AsyncRolloutTokenCapture:
     @property
     def running(self) -> int:
         """How many completions are on threads, those that nobody waits for any more included."""
-        return len(self._threads)
+        return self._threads.busy
 
     def begin_call(
         self,
@@ -139,8 +139,7 @@ class AsyncRolloutTokenCapture:
             How many still run: threads of sinks that hang. They do not keep the process from ending.
         """
         self._closed = True
-        await asyncio.to_thread(self._join, timeout_s)
-        return self.running
+        return await asyncio.to_thread(self._threads.close, timeout_s)
 
     async def _completed(self, call: ActiveCall, work: Callable[[], CommitCoords]) -> CommitCoords:
         if self._closed:
@@ -159,7 +158,12 @@ class AsyncRolloutTokenCapture:
         except asyncio.CancelledError:
             self._given_up(call)
             raise
-        return await self._answer(call, self._start(loop, work), deadline)
+        try:
+            future = self._start(loop, work)
+        except RuntimeError as error:
+            self._slots.release()
+            return self._capture.fail_claimed(call, "unexpected", f"there is no thread to stage it: {error}")
+        return await self._answer(call, future, deadline)
 
     async def _answer(self, call: ActiveCall, future: Future[CommitCoords], deadline: float | None) -> CommitCoords:
         """Wait for a thread; its future tells who was first, the result or the deadline."""
@@ -179,24 +183,18 @@ class AsyncRolloutTokenCapture:
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Callable[[], CommitCoords]) -> Future[CommitCoords]:
         future: Future[CommitCoords] = Future()
-        # Not from a pool: its threads would keep the process from ending as long as a sink hangs.
-        thread = threading.Thread(target=self._work, args=(loop, work, future), name="staging", daemon=True)
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
+        self._threads.run(lambda: self._work(work, future), lambda: self._release(loop))
         return future
 
-    def _work(
-        self, loop: asyncio.AbstractEventLoop, work: Callable[[], CommitCoords], future: Future[CommitCoords]
-    ) -> None:
+    def _work(self, work: Callable[[], CommitCoords], future: Future[CommitCoords]) -> None:
         try:
             coordinates = work()
         except BaseException as error:  # noqa: BLE001 - raised again where the completion is awaited
             self._deliver_error(future, error)
         else:
             self._deliver(future, coordinates)
-        with self._lock:
-            self._threads.discard(threading.current_thread())
+
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.call_soon_threadsafe(self._slots.release)
         except RuntimeError:
@@ -232,13 +230,6 @@ class AsyncRolloutTokenCapture:
 
     def _given_up(self, call: ActiveCall) -> None:
         self._capture.fail_claimed(call, "failed_by_caller", "whoever waited for its coordinates was cancelled")
-
-    def _join(self, timeout_s: float | None) -> None:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(None if end is None else max(end - time.monotonic(), 0))
 
 
 def _seen(future: asyncio.Future[CommitCoords]) -> None:

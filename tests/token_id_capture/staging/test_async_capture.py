@@ -218,6 +218,19 @@ def test_a_sink_that_answers_behind_its_event_loop_is_an_orphan() -> None:
     assert capture.orphans == 1
 
 
+async def test_a_system_without_threads_costs_the_capture_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with captures(KeepingSink(), max_concurrent=1) as capture:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            assert (await capture.complete_call(begin(capture), **TOKENS)).disposition == "capture_failed"
+        assert capture.failures["unexpected"] == 1
+        assert capture.running == 0
+        assert (await capture.complete_call(begin(capture, 1), **TOKENS)).disposition == "staged"
+
+
 @pytest.mark.parametrize("bounds", [{"max_concurrent": 0}, {"timeout_s": 0}, {"timeout_s": -1}])
 def test_bounds_are_positive(bounds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
