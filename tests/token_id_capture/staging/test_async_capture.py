@@ -157,6 +157,7 @@ async def test_calls_that_wait_for_a_hanging_sink_end_in_time_as_well() -> None:
         assert capture.running == 2
         gate.open.set()
         await until(lambda: capture.running == 0)
+        capture._timeout_s = 30.0  # a busy machine may not stage one within the bound of the others
         assert (await capture.complete_call(begin(capture, 8), **TOKENS)).disposition == "staged"
     assert capture.orphans == 2
     assert gate.most == 2
