@@ -3,8 +3,16 @@
 Nothing outside imports its modules one by one, but for the names that are given here.
 """
 
+from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
+from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
 from gym_ray.token_id_capture.staging.parquet.token_lineage import ParquetLineageResolver
 from gym_ray.token_id_capture.staging.parquet.token_sink import ParquetTokenSink
 from gym_ray.token_id_capture.staging.parquet.token_source import ParquetTokenSource
 
-__all__ = ["ParquetLineageResolver", "ParquetTokenSink", "ParquetTokenSource"]
+__all__ = [
+    "ParquetLineageResolver",
+    "ParquetStagingSink",
+    "ParquetStagingSource",
+    "ParquetTokenSink",
+    "ParquetTokenSource",
+]

@@ -76,7 +76,7 @@ class SegmentCommitter(Generic[ItemT]):
         timeout_s: float = 30.0,
         name: str = "staging-commit",
     ) -> None:
-        self.partition, self.kind, self.writer = check_partition(partition), kind, new_writer()
+        self.partition, self.kind, self._writer = check_partition(partition), kind, new_writer()
         self._store, self._write, self._timeout_s, self._name = store, write, timeout_s, name
         self._max_calls, self._max_pending, self._max_batch = max_calls, max_pending_bytes, max_batch_bytes
         self._lock = threading.Lock()
@@ -91,6 +91,13 @@ class SegmentCommitter(Generic[ItemT]):
         self._next_seq = 0
         self._pending_bytes = 0
         self._segments = self._items = self._failed_segments = self._failed_items = self._orphans = 0
+
+    @property
+    def writer(self) -> str:
+        """The name that the segments are written under, this process's own from the first look or item on."""
+        if self._thread is None and self._process != os.getpid():  # forked before the first item: the parent has it
+            self._process, self._writer = os.getpid(), new_writer()
+        return self._writer
 
     @property
     def place(self) -> str:
@@ -187,8 +194,7 @@ class SegmentCommitter(Generic[ItemT]):
     def _start(self) -> None:
         # A daemon: a sync that the kernel never ends must not keep the process from ending.
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        if self._process != os.getpid():  # forked before the first item: the parent has the writer's name
-            self._process, self.writer = os.getpid(), new_writer()
+        _ = self.writer  # settled before the thread is there
         try:
             thread.start()
         except RuntimeError as error:
