@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+from gym_ray.testing.spelled_values import spelled
 
 HERE = Path(__file__).parent
 
@@ -59,36 +60,7 @@ def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key not in ("vectors", "cases")}
 
 
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    "nan": lambda _: float("nan"),
-    "inf": lambda _: float("inf"),
-    "-inf": lambda _: float("-inf"),
-    "tuple": tuple,
-    "bytes": bytes.fromhex,
-    "set": set,
-    "np.int64": np.int64,
-    "np.float64": np.float64,
-    "np.float32": np.float32,
-}
-
-
 @pytest.fixture
 def plain() -> Callable[[Any], Any]:
     """What a value of staging vectors means: ``{"$t": kind, "v": ...}`` is one that JSON cannot express (C6)."""
-
-    def read(value: Any) -> Any:
-        if isinstance(value, list):
-            return [read(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        kind = value.get("$t")
-        if kind is None:
-            return {key: read(item) for key, item in value.items()}
-        if kind == "nest":
-            nested: Any = []
-            for _ in range(value["v"] - 1):
-                nested = [nested]
-            return nested
-        return _KINDS[kind](read(value.get("v")))
-
-    return read
+    return spelled
