@@ -7,8 +7,10 @@ succeed later, nobody will ever hear of what it stored, and it is counted as an 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final
@@ -55,7 +57,8 @@ class AsyncRolloutTokenCapture:
         self._slots = asyncio.Semaphore(max_concurrent)
         self._lock = threading.Lock()
         self._threads = StagingThreads()
-        self._orphans, self._closed = 0, False
+        self._orphans, self._waiting, self._closed = 0, 0, False
+        self._quiet = asyncio.Event()
 
     @property
     def failures(self) -> Mapping[str, int]:
@@ -130,7 +133,7 @@ class AsyncRolloutTokenCapture:
         return self._capture.fail_call(call, reason=reason)
 
     async def aclose(self, timeout_s: float | None = None) -> int:
-        """Take no more completions and wait for those on threads; can be called again.
+        """Take no more completions and wait for those that have begun; can be called again.
 
         Args:
             timeout_s: Longest wait; None for no bound.
@@ -139,7 +142,14 @@ class AsyncRolloutTokenCapture:
             How many still run: threads of sinks that hang. They do not keep the process from ending.
         """
         self._closed = True
-        return await asyncio.to_thread(self._threads.close, timeout_s)
+        began = time.monotonic()
+        if self._waiting:
+            self._quiet.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._quiet.wait()
+        left = None if timeout_s is None else max(began + timeout_s - time.monotonic(), 0)
+        return await asyncio.to_thread(self._threads.close, left)
 
     async def _completed(self, call: ActiveCall, work: Callable[[], CommitCoords]) -> CommitCoords:
         if self._closed:
@@ -147,6 +157,15 @@ class AsyncRolloutTokenCapture:
                 f"rollout {call.rollout_id}: call {call.model_call_id} cannot be staged: capture is closed"
             )
         call.claim()  # here and not on the thread, so that nobody else completes a call whose deadline has passed
+        self._waiting += 1
+        try:
+            return await self._claimed(call, work)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._quiet.set()
+
+    async def _claimed(self, call: ActiveCall, work: Callable[[], CommitCoords]) -> CommitCoords:
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout_s is None else loop.time() + self._timeout_s
         try:

@@ -89,9 +89,12 @@ class StagingThreads:
             return job
         with self._changed:
             try:
-                job = self._work.get_nowait()  # given between the end of the wait and this line
+                job = self._work.get_nowait()
             except queue.Empty:
-                job = None
-            if job is None:
-                self._idle -= 1
-            return job
+                pass
+            else:
+                if job is not None:  # given between the end of the wait and this line
+                    return job
+                self._work.put(None)  # another thread's sign to end
+            self._idle -= 1
+            return None

@@ -206,6 +206,20 @@ async def test_a_closed_capture_takes_no_calls_and_says_what_still_runs() -> Non
         assert not call.completed
 
 
+async def test_calls_that_wait_when_it_is_closed_are_staged_first() -> None:
+    gate = Gate()
+    async with captures(gate, max_concurrent=1) as capture:
+        tasks = [asyncio.create_task(capture.complete_call(begin(capture, at), **TOKENS)) for at in range(5)]
+        await until(lambda: gate.inside == 1)
+        closing = asyncio.create_task(capture.aclose())
+        await until(lambda: capture._closed)
+        assert not closing.done()
+        gate.open.set()
+        assert await closing == 0
+        assert len(gate.records) == 5
+        assert {(await task).disposition for task in tasks} == {"staged"}
+
+
 def test_a_sink_that_answers_behind_its_event_loop_is_an_orphan() -> None:
     gate = Gate()
     capture = AsyncRolloutTokenCapture(RolloutTokenCapture(gate, lambda: 1), timeout_s=0.05)

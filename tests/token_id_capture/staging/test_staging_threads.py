@@ -52,6 +52,18 @@ async def test_idle_threads_end_by_themselves_or_when_closed() -> None:
     await until(lambda: long.alive == 0)
 
 
+async def test_every_idle_thread_ends_when_closed() -> None:
+    threads, line, ended = StagingThreads(idle_s=WAIT_S), threading.Barrier(32), threading.Semaphore(0)
+    for _ in range(32):
+        threads.run(lambda: line.wait(WAIT_S) and None, ended.release)
+    for _ in range(32):
+        assert ended.acquire(timeout=WAIT_S)
+    assert threads.close(WAIT_S) == 0
+    await until(lambda: threads.alive == 0)
+    ran(threads, lambda: None)
+    assert threads.close(WAIT_S) == 0
+
+
 async def test_work_that_comes_when_a_thread_is_about_to_end_is_done() -> None:
     threads, done = StagingThreads(idle_s=0), threading.Semaphore(0)
     for _ in range(500):
