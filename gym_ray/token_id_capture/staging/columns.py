@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -221,9 +221,11 @@ def _buffer(values: object, what: str) -> NDArray[Any]:
     raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")
 
 
-def _refuse_other_types(values: Iterable[Any], allowed: tuple[type, ...], one: str, wanted: str) -> None:
+def _refuse_other_types(values: Sequence[Any], allowed: tuple[type, ...], one: str, wanted: str) -> None:
+    if operator.countOf(map(type, values), allowed[0]) == len(values):
+        return
     kinds = set(map(type, values))
-    if kinds.issubset(allowed) or all(issubclass(kind, allowed) and kind is not bool for kind in kinds):
+    if all(issubclass(kind, allowed) and kind is not bool for kind in kinds):
         return
     for at, value in enumerate(values):
         if not isinstance(value, allowed) or isinstance(value, bool):

@@ -7,6 +7,7 @@ Python number is made of an array, and no encoding of a column is ever held as a
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from array import array
@@ -158,7 +159,7 @@ def update_with_floats(state: Any, values: NDArray[Any]) -> None:
 
 
 def _refuse_inexact(values: list[Any] | tuple[Any, ...], wanted: type, what: str) -> None:
-    if set(map(type, values)) <= {wanted}:
+    if operator.countOf(map(type, values), wanted) == len(values):
         return
     at, value = next((at, value) for at, value in enumerate(values) if type(value) is not wanted)
     raise ValueError(f"{what}: {value!r} at index {at} is not an exact {wanted.__name__}")
