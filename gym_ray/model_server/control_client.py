@@ -33,7 +33,8 @@ class ControlClient:
     Args:
         base_url: Where the server is.
         token: The secret of its control routes.
-        timeout_s: How long a request may take, and how long any single wait within it.
+        timeout_s: Longest wait for a connection, for the answer to begin and for it to go on; an answer that is not
+            whole that long after the request is given up.
         transport: Stands in for the network in tests.
 
     Raises:
