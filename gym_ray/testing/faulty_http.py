@@ -14,6 +14,8 @@ from typing import Any
 __all__ = ["Fault", "FaultyHttp", "Request", "faulty_http"]
 
 _TIMEOUT_S = 30.0
+_SLOW_S = 0.02
+"""Between two bytes of a slow answer."""
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "expect", "content-length"})
 _ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>on request</Message></Error>"
 _CODES = {500: b"InternalError", 503: b"SlowDown"}
@@ -27,6 +29,7 @@ class Fault(StrEnum):
     STATUS_503 = "the server answers 503 and does nothing"
     CUT_REQUEST = "the connection ends in the middle of the request, and the server sees nothing"
     CUT_ANSWER = "the connection ends in the middle of the answer's body"
+    SLOW_ANSWER = "the answer's body comes byte after byte"
     SILENCE = "the server does it, and nothing comes back until the proxy ends"
 
 
@@ -117,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in (Fault.LOST_ANSWER, Fault.SILENCE):
             self.close_connection = True
             return
-        self._answer(status, headers, answer, cut=fault is Fault.CUT_ANSWER)
+        self._answer(status, headers, answer, fault)
 
     def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(*self.plan.target, timeout=_TIMEOUT_S)
@@ -133,16 +136,20 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, fault: Fault | None = None) -> None:
         self.send_response_only(status)
         for name, value in headers:
             self.send_header(name, value)
         if self.command != "HEAD":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if cut:
+        if fault is Fault.CUT_ANSWER:
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
+        elif fault is Fault.SLOW_ANSWER:
+            for start in range(len(body)):
+                self.wfile.write(body[start : start + 1])
+                self.plan.ended.wait(_SLOW_S)
         else:
             self.wfile.write(body)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gym_ray.errors import StorageError, StorageExistsError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import PosixStore
 from gym_ray.storage.streams import StreamedValue
+from gym_ray.testing.killed_process import lines_until_killed
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
 
 
@@ -131,3 +133,30 @@ def test_only_old_leftovers_of_writers_are_swept(tmp_path: Path) -> None:
         assert store.sweep_temporary(3600) == [str(old)]
         young.publish()
     assert sorted(os.listdir(tmp_path / "a")) == [".0123456789abcdef.dir", ".state", "x", "y"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from gym_ray.storage.posix import PosixStore
+store = PosixStore(Path(sys.argv[1]))
+for number in range(1_000_000):
+    with store.stream(f"p/{number}") as value:
+        for _ in range(1 + number % 3):
+            value.write(b"%d" % (number % 10) * 1_000_000)
+        value.publish()
+    print(number, flush=True)
+"""
+
+
+def test_killed_writers_leave_what_they_acknowledged_and_hidden_files_for_a_sweep(tmp_path: Path) -> None:
+    for after in range(1, 20, 4):
+        store = PosixStore(tmp_path / str(after))
+        told = lines_until_killed([sys.executable, "-c", WRITER, str(store.root)], after)
+        names = store.list()
+        assert {f"p/{line.decode().strip()}" for line in told} <= set(names)
+        for name in names:
+            number = int(name.removeprefix("p/"))
+            assert store.read(name) == b"%d" % (number % 10) * 1_000_000 * (1 + number % 3)
+        store.sweep_temporary(-60.0)
+        assert sorted(os.listdir(store.root / "p")) == sorted(name.removeprefix("p/") for name in names)
