@@ -2,17 +2,21 @@
 
 A segment holds a thousand calls and gigabytes of media; who wants one call must not move the rest. Whatever is wrong
 with a file is one ``ValueError`` that names the file: damaged bytes never become a table.
+
+The description of a column chunk is not asked for from Python before the library itself has gone through it: pyarrow 26
+ends the process if it is damaged. So the ranges that are read are those that the library asks for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gym_ray.errors import StorageError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.layout import CALLS_KIND
 from gym_ray.token_id_capture.staging.parquet.schema import SegmentFacts, check_metadata
@@ -21,16 +25,14 @@ __all__ = ["SegmentReader"]
 
 _TAIL_BYTES: Final = 160 * 1024
 """Read first: the footer of a full segment of calls takes about 120 KiB, a small segment is here as a whole."""
-_GAP_BYTES: Final = 64 * 1024
-"""Columns that lie further apart than this are fetched by a request each."""
 _MAGIC: Final = b"PAR1"
 _END_BYTES: Final = 8
 _PARSED_OVER_STORED: Final = 13
 """Memory that a parsed footer takes, for each of its bytes; measured."""
-_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError)
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError, StopIteration)
 """What the Parquet library raises when bytes are not what they should be."""
 
-_Span = tuple[int, int]
+_Piece = tuple[int, bytes]
 
 
 class SegmentReader:
@@ -58,9 +60,10 @@ class SegmentReader:
             tail = store.read_range(name, start, self.size - len(tail) - start) + tail
         self._whole = tail if len(tail) == self.size else None
         try:
-            self._metadata = pq.read_metadata(self._file([(self.size - len(tail), tail)]))
+            self._metadata = pq.read_metadata(pa.PythonFile(self._ranges((self.size - len(tail), tail)), mode="r"))
         except _DAMAGE as error:
             raise self._damaged(f"its footer cannot be read: {error}") from error
+        self._checked: dict[str, int] = {}
         self.facts: SegmentFacts = check_metadata(self._metadata.metadata, file=self.place, kind=kind)
         self.weight = footer_bytes * _PARSED_OVER_STORED + len(self._whole or b"")
 
@@ -96,17 +99,21 @@ class SegmentReader:
         """Return the least and the greatest text of a column in a row group, None where the footer does not say.
 
         A long text may be cut short in the footer; the range then still encloses every text.
+
+        Raises:
+            ValueError: The footer is damaged.
         """
         try:
-            chunks = self._metadata.row_group(row_group)
-            for at in range(chunks.num_columns):
-                chunk = chunks.column(at)
-                if chunk.path_in_schema == column:
-                    found = chunk.statistics
-                    return (found.min, found.max) if found is not None and found.has_min_max else None
+            chunk = self._metadata.row_group(row_group).column(self._checked_column(column))
+            found = chunk.statistics if chunk.physical_type == "BYTE_ARRAY" else None
+            if found is None or not found.has_min_max:
+                return None
+            least, greatest = found.min, found.max
         except _DAMAGE as error:
             raise self._damaged(f"the statistics of row group {row_group} cannot be read: {error}") from error
-        return None
+        if not isinstance(least, str) or not isinstance(greatest, str):
+            raise self._damaged(f"column {column} of row group {row_group} is said to hold no text")
+        return least, greatest
 
     def read(self, row_group: int, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Return columns of one row group; nothing else of the file is fetched, and neighbours come in one request.
@@ -123,50 +130,43 @@ class SegmentReader:
         """
         if not 0 <= row_group < self.row_groups:
             raise self._damaged(f"it has no row group {row_group}, only {self.row_groups}")
-        pieces = self._fetch(self._spans(row_group, columns))
+        ranges = self._ranges()
         try:
             file = pq.ParquetFile(
-                self._file(pieces), metadata=self._metadata, page_checksum_verification=True, pre_buffer=False
+                pa.PythonFile(ranges, mode="r"),
+                metadata=self._metadata,
+                page_checksum_verification=True,
+                pre_buffer=True,  # joins the chunks of neighbouring columns into one range
             )
             table = file.read_row_group(row_group, columns=list(columns), use_threads=False)
             table.validate(full=True)
         except _DAMAGE as error:
+            if ranges.failure is not None:
+                raise ranges.failure from error
             raise self._damaged(f"row group {row_group} cannot be read: {error}") from error
+        if table.num_rows != self.rows(row_group):
+            raise self._damaged(
+                f"row group {row_group} has {table.num_rows} rows, not the {self.rows(row_group)} it says"
+            )
         for column in columns:
             if column not in table.column_names or table.schema.field(column).type != schema.field(column).type:
                 raise self._damaged(f"row group {row_group} has no column {column} of type {schema.field(column).type}")
         return table
 
-    def _spans(self, row_group: int, columns: Iterable[str]) -> list[_Span]:
-        """Return the ranges of the file that hold the columns, neighbours joined."""
-        wanted = set(columns)
-        try:
-            chunks = self._metadata.row_group(row_group)
-            spans = [
-                _span(chunk)
-                for chunk in (chunks.column(at) for at in range(chunks.num_columns))
-                if chunk.path_in_schema.partition(".")[0] in wanted
-            ]
-        except _DAMAGE as error:
-            raise self._damaged(f"the columns of row group {row_group} cannot be found: {error}") from error
-        joined: list[_Span] = []
-        for start, end in sorted(spans):
-            if not len(_MAGIC) <= start < end <= self._data_end:
-                raise self._damaged(f"row group {row_group} is said to lie outside the file, from {start} to {end}")
-            if joined and start - joined[-1][1] <= _GAP_BYTES:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-            else:
-                joined.append((start, end))
-        return joined
-
-    def _fetch(self, spans: Iterable[_Span]) -> list[tuple[int, bytes]]:
-        if self._whole is not None:
-            return [(0, self._whole)]
-        pieces = [(start, self._store.read_range(self.name, start, end - start)) for start, end in spans]
-        for (start, end), (_, data) in zip(spans, pieces, strict=True):
-            if len(data) != end - start:
-                raise self._damaged(f"it ends at {start + len(data)}, in the middle of a column")
-        return pieces
+    def _checked_column(self, column: str) -> int:
+        """Return the place of a column whose descriptions, in all row groups, were found to be sound."""
+        if column not in self._checked:
+            schema = self._metadata.schema
+            at = next(at for at in range(len(schema)) if schema.column(at).path == column)
+            probe = _NoData(self._store, self.name, self.size, ())
+            file = pq.ParquetFile(pa.PythonFile(probe, mode="r"), metadata=self._metadata, pre_buffer=True)
+            try:
+                file.read_row_groups(range(self.row_groups), columns=[column], use_threads=False)
+            except OSError:
+                if not probe.asked:
+                    raise
+            self._checked[column] = at
+        return self._checked[column]
 
     def _footer_bytes(self, tail: bytes) -> int:
         if self.size < len(_MAGIC) + _END_BYTES or not tail.endswith(_MAGIC):
@@ -176,26 +176,24 @@ class SegmentReader:
             raise self._damaged(f"its footer is said to have {footer_bytes} bytes, more than the file")
         return footer_bytes
 
-    def _file(self, pieces: Sequence[tuple[int, bytes]]) -> pa.NativeFile:
-        return pa.PythonFile(_Pieces(self.size, pieces), mode="r")
+    def _ranges(self, *pieces: _Piece) -> _Ranges:
+        return _Ranges(self._store, self.name, self.size, pieces if self._whole is None else [(0, self._whole)])
 
     def _damaged(self, problem: str) -> ValueError:
         return ValueError(f"{self.place}: {problem}")
 
 
-def _span(chunk: Any) -> _Span:
-    start = chunk.data_page_offset
-    if chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset)
-    return start, start + chunk.total_compressed_size
+class _Ranges:
+    """A segment as a file: what was read before is here, the rest is fetched range by range.
 
+    Attributes:
+        failure: What the store answered instead of a range.
+    """
 
-class _Pieces:
-    """A file of which some pieces are here; to the Parquet library it looks whole."""
-
-    def __init__(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, store: SegmentStore, name: str, size: int, pieces: Sequence[_Piece]) -> None:
         self.closed = False
-        self._size, self._pieces, self._at = size, pieces, 0
+        self.failure: StorageError | None = None
+        self._store, self._name, self._size, self._pieces, self._at = store, name, size, pieces, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
@@ -206,13 +204,16 @@ class _Pieces:
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        end = self._size if length < 0 else min(self._size, self._at + length)
-        for start, data in self._pieces:
-            if start <= self._at <= end <= start + len(data):
-                found = data[self._at - start : end - start]
-                self._at = end
-                return found
-        raise OSError(f"bytes {self._at} to {end} belong to no column that was asked for")
+        start = self._at
+        self._at = end = self._size if length < 0 else min(self._size, start + length)
+        for at, data in self._pieces:
+            if at <= start <= end <= at + len(data):
+                return data[start - at : end - at]
+        try:
+            return self._store.read_range(self._name, start, end - start)
+        except StorageError as error:
+            self.failure = error
+            raise
 
     def readable(self) -> bool:
         return True
@@ -222,3 +223,17 @@ class _Pieces:
 
     def close(self) -> None:
         self.closed = True
+
+
+class _NoData(_Ranges):
+    """A segment of which nothing but the footer may be read.
+
+    Attributes:
+        asked: Whether the library got as far as to ask for data, all descriptions being sound.
+    """
+
+    asked = False
+
+    def read(self, length: int = -1) -> bytes:
+        self.asked = True
+        raise OSError(f"only the footer is read here, not {length} bytes of data")
