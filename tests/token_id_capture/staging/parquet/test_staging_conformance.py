@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,14 @@ class OnDirectory:
         return ParquetStagingSink(self.directory), ParquetStagingSource(self.directory)
 
 
+class InMemory:
+    """An object store without its latencies: every request is one of the real client library."""
+
+    def make(self) -> tuple[StagingSink, StagingSource]:
+        where = f"memory://{secrets.token_hex(6)}"
+        return ParquetStagingSink(where), ParquetStagingSource(where)
+
+
 class TestSink(OnDirectory, StagingSinkSuite):
     unstorable: ClassVar[Mapping[str, Any]] = {"objects": np.array([object()])}
 
@@ -41,3 +50,14 @@ class TestSource(OnDirectory, StagingSourceSuite):
         "no-such-rollout/no-such-call",
         f"gr1:{STORE_ID}:default:0123456789abcdef0123-0:0.0:deadbeef",
     )
+
+
+class TestObjectSink(InMemory, StagingSinkSuite):
+    unstorable: ClassVar[Mapping[str, Any]] = {"objects": np.array([object()])}
+
+    def attachment_bytes(self, staging_key: str, name: str) -> bytes:
+        return np.asarray(self.source.fetch_attachments(staging_key)[name].read()).tobytes()
+
+
+class TestObjectSource(InMemory, StagingSourceSuite):
+    pass
