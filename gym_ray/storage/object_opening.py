@@ -17,6 +17,8 @@ __all__ = ["check_kind", "open_backend", "shown_url", "without_secrets"]
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure", "gs": "gcs", "gcs": "gcs"}
 """The kinds of stores that put whole objects in one step, and the extra that brings the client library."""
+_S3_CONNECTIONS = 64
+"""With botocore's 10, a request of many threads may wait for a connection until that counts as a timeout."""
 _SECRET = re.compile(r"key|secret|token|password|passwd|credential|connection_string|signature|sas", re.IGNORECASE)
 _SHORTEST_SECRET = 4
 
@@ -71,7 +73,10 @@ def open_backend(url: str, options: Mapping[str, Any]) -> tuple[ObjectBackend, s
     Raises:
         Exception: The options do not fit.
     """
-    file_system, root = fsspec.url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
+    given = {"use_listings_cache": False, "skip_instance_cache": True, **options}
+    if url.partition(":")[0] in ("s3", "s3a"):
+        given["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given.get("config_kwargs", {})}
+    file_system, root = fsspec.url_to_fs(url, **given)
     protocols = {file_system.protocol} if isinstance(file_system.protocol, str) else set(file_system.protocol)
     return _backend_for(file_system, protocols), root.rstrip("/")
 

@@ -9,6 +9,7 @@ from gym_ray.errors import SettingsError
 from gym_ray.storage.object_store import ObjectStore
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
+from gym_ray.storage.s3_backend import S3Backend
 from gym_ray.testing.storage_faults import RecordingCalls
 
 
@@ -77,3 +78,18 @@ def test_credentials_in_a_url_are_not_shown() -> None:
 
 def test_a_container_is_not_mistaken_for_a_user() -> None:
     assert open_store("abfs://container@account.dfs/x").place == "abfs://container@account.dfs/x"
+
+
+def test_many_threads_find_connections_to_s3_unless_the_options_say_otherwise() -> None:
+    for given, expected in (({}, 64), ({"read_timeout": 1}, 64), ({"max_pool_connections": 5}, 5)):
+        store = open_store("s3://bucket/prefix", storage_options={"anon": True, "config_kwargs": given})
+        assert isinstance(store, ObjectStore)
+        assert isinstance(store.backend, S3Backend)
+        assert store.backend.file_system.config_kwargs == {"max_pool_connections": expected} | given
+
+
+def test_listings_are_never_kept() -> None:
+    store = open_store("s3://bucket/prefix", storage_options={"anon": True})
+    assert isinstance(store, ObjectStore)
+    assert isinstance(store.backend, S3Backend)
+    assert store.backend.file_system.dircache.use_listings_cache is False
