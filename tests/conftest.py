@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """The embedded model's weights."""
+    from gym_ray.model_server.llama_cpp.weights import ensure_weights
+
+    return ensure_weights(Path.home() / ".cache" / "gym-ray" / "weights")
+
+
+@pytest.fixture(scope="session")
+def model_url(weights: Path) -> Iterator[str]:
+    """One embedded model for all tests that need no setting of it."""
+    from gym_ray.model_server.llama_cpp.server import LlamaCppServer
+
+    server = LlamaCppServer(weights, n_ctx=2048, n_parallel=2, n_threads=1)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
