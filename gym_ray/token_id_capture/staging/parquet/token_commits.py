@@ -23,6 +23,7 @@ from gym_ray.token_id_capture.staging.parquet.segment_writer import segment_file
 from gym_ray.token_id_capture.staging.parquet.token_events import EventRow, table_of_events
 from gym_ray.token_id_capture.staging.parquet.token_rows import TokenRow, table_of_records
 from gym_ray.token_id_capture.staging.parquet.token_schema import EVENTS_SCHEMA, LOG_PROB_COLUMNS, TOKENS_SCHEMA
+from gym_ray.token_id_capture.staging.parquet.token_segment_file import with_rollout_keys
 from gym_ray.token_id_capture.staging.parquet.token_writers import ClosedWriter, claim_number, close_claim
 
 __all__ = ["TokenCommits"]
@@ -142,7 +143,8 @@ def _write(
     order = sorted(range(len(rows)), key=lambda at: rows[at].rollout_id)
     places: dict[int, RowPlace] = {}
     options = writer_options(LOG_PROB_COLUMNS if schema is TOKENS_SCHEMA else ())
-    with segment_file(stream, schema, store_id, options) as file:
+    keyed = with_rollout_keys(schema, [rows[at].rollout_id for at in order])
+    with segment_file(stream, keyed, store_id, options) as file:
         group: list[int] = []
         tokens = 0
         for at in order:

@@ -11,21 +11,23 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from gym_ray.errors import StorageMissingError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.layout import EVENTS_KIND, parse_segment_name
-from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 from gym_ray.token_id_capture.staging.parquet.token_discovery import SegmentDiscovery
 from gym_ray.token_id_capture.staging.parquet.token_schema import (
     EVENTS_SCHEMA,
     IDENTITY_COLUMNS,
     TOKENS_SCHEMA,
 )
+from gym_ray.token_id_capture.staging.parquet.token_segment_file import TokenSegmentFile, rollout_key
 
 __all__ = ["IndexedSegment", "RowGroup", "TokenSegments"]
 
@@ -34,25 +36,33 @@ _FOOTER_BYTES: Final = 64 << 20
 """Memory for parsed footers; those used last are kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class IndexedSegment:
     """What is kept of a segment.
 
     Attributes:
         name: Its name.
         kind: What its rows are.
-        ranges: For each row group the least and the greatest rollout id, None where that is not known.
+        ends: The least and the greatest rollout id, None where that is not known.
+        keys: The key of each row's rollout.
+        row_ends: For each row group, how many rows there are up to its end.
         damage: Why its rows cannot be read; empty if they can.
     """
 
     name: str
     kind: str
-    ranges: tuple[tuple[str, str] | None, ...] = ()
+    ends: tuple[str, str] | None = None
+    keys: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    row_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     damage: str = ""
 
-    def groups_of(self, rollout_id: str) -> list[int]:
-        """Return the row groups that can hold a rollout."""
-        return [group for group, ends in enumerate(self.ranges) if ends is None or ends[0] <= rollout_id <= ends[1]]
+    def groups_of(self, rollout_id: str, key: int) -> list[int]:
+        """Return the row groups that hold a rollout with this key."""
+        if self.ends is not None and not self.ends[0] <= rollout_id <= self.ends[1]:
+            return []
+        rows = np.flatnonzero(self.keys == key)
+        groups: list[int] = np.unique(np.searchsorted(self.row_ends, rows, side="right")).tolist()
+        return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +80,6 @@ class RowGroup:
     group: int
     is_events: bool
     table: pa.Table
-
-
-class _Reader(SegmentReader):
-    """A segment whose rows are sorted by rollout."""
-
-    def rollout_range(self, row_group: int) -> tuple[str, str] | None:
-        """Return the least and the greatest rollout id of a row group, None where the footer does not say."""
-        try:
-            chunks = self._metadata.row_group(row_group)
-            for chunk in (chunks.column(at) for at in range(chunks.num_columns)):
-                if chunk.path_in_schema == "rollout_id":
-                    found = chunk.statistics
-                    return (found.min, found.max) if found is not None and found.has_min_max else None
-        except (pa.ArrowException, OSError, UnicodeError) as error:
-            raise ValueError(
-                f"{self.place}: the statistics of row group {row_group} cannot be read: {error}"
-            ) from error
-        return None
 
 
 class TokenSegments:
@@ -116,7 +108,7 @@ class TokenSegments:
         self._told: set[str] = set()
         self._unread: list[str] = []
         self._segments: list[IndexedSegment] = []
-        self._readers: OrderedDict[str, _Reader] = OrderedDict()
+        self._files: OrderedDict[str, TokenSegmentFile] = OrderedDict()
         self._weight = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -172,14 +164,15 @@ class TokenSegments:
             StorageError: They cannot be read.
             ValueError: One is damaged.
         """
-        wanted = [(segment, group) for segment in segments for group in segment.groups_of(rollout_id)]
+        key = rollout_key(rollout_id)
+        wanted = [(segment, group) for segment in segments for group in segment.groups_of(rollout_id, key)]
         return self._in_parallel(lambda pair: self._read(*pair, tokens=tokens), wanted)
 
     def close(self) -> None:
         """Let go of threads and memory; it begins anew when it is asked again."""
         with self._lock:
             pool, self._pool = self._pool, None
-            self._readers.clear()
+            self._files.clear()
             self._weight = 0
         if pool is not None:
             pool.shutdown()
@@ -201,9 +194,8 @@ class TokenSegments:
         parsed = parse_segment_name(name)
         assert parsed is not None
         try:
-            reader = self._reader(name, parsed.kind)
-            groups = range(reader.row_groups)
-            return IndexedSegment(name, parsed.kind, tuple(map(reader.rollout_range, groups)))
+            file = self._file(name, parsed.kind)
+            return IndexedSegment(name, parsed.kind, file.rollout_range(), file.rollout_keys(), file.row_ends())
         except StorageMissingError:
             return None  # listed, and removed since: nothing that anybody may still ask for was in it
         except ValueError as error:
@@ -213,24 +205,24 @@ class TokenSegments:
         is_events = segment.kind == EVENTS_KIND
         schema = EVENTS_SCHEMA if is_events else TOKENS_SCHEMA
         columns = schema.names if is_events or tokens else IDENTITY_COLUMNS
-        table = self._reader(segment.name, segment.kind).read(group, columns, schema)
+        table = self._file(segment.name, segment.kind).read(group, columns, schema)
         return RowGroup(segment.name, group, is_events, table)
 
-    def _reader(self, name: str, kind: str) -> _Reader:
+    def _file(self, name: str, kind: str) -> TokenSegmentFile:
         with self._lock:
-            reader = self._readers.get(name)
-            if reader is not None:
-                self._readers.move_to_end(name)
-                return reader
-        reader = _Reader(self._store, name, kind=kind)
+            file = self._files.get(name)
+            if file is not None:
+                self._files.move_to_end(name)
+                return file
+        file = TokenSegmentFile(self._store, name, kind)
         with self._lock:
-            if name not in self._readers:
-                self._readers[name] = reader
-                self._weight += reader.weight
-            while self._weight > _FOOTER_BYTES and len(self._readers) > 1:
-                _, forgotten = self._readers.popitem(last=False)
+            if name not in self._files:
+                self._files[name] = file
+                self._weight += file.weight
+            while self._weight > _FOOTER_BYTES and len(self._files) > 1:
+                _, forgotten = self._files.popitem(last=False)
                 self._weight -= forgotten.weight
-        return reader
+        return file
 
     def _in_parallel(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
         if len(values) < 2:
