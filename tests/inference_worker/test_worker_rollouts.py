@@ -1,4 +1,4 @@
-"""Rollouts on the real model behind a worker: the row is, token for token, what the engine said, also from storage alone.
+"""Rollouts on the real model behind a worker: the row is, token for token, what the engine said.
 
 A model server admits the calls, the worker stages them into Parquet segments, and a trainer asks for the manifest. What
 the engine said is read on the wire between the worker and llama.cpp, before any of our code looks at it.
