@@ -36,6 +36,7 @@ OWN_KEYS = {
     "on_unproven_prefix",
     "source",
     "source_kwargs",
+    "staging",
 }
 MESSAGES = {
     "dir_not_absolute": "is not absolute",

@@ -16,6 +16,7 @@ OWN_KEYS = {
     "on_unproven_prefix",
     "source",
     "source_kwargs",
+    "staging",
 }
 MESSAGES = {
     "config/needs_rebuild_false": "set rebuild_response to false",

@@ -3,6 +3,7 @@
 Nothing outside imports its modules one by one, but for the names that are given here.
 """
 
+from gym_ray.token_id_capture.staging.parquet.ipc import decode_call, encode_call
 from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
 from gym_ray.token_id_capture.staging.parquet.token_lineage import ParquetLineageResolver
@@ -15,4 +16,6 @@ __all__ = [
     "ParquetStagingSource",
     "ParquetTokenSink",
     "ParquetTokenSource",
+    "decode_call",
+    "encode_call",
 ]
