@@ -67,10 +67,10 @@ class ParquetLineageResolver(CachedLineageResolver):
         store: SegmentStore | None = None,
     ) -> None:
         super().__init__(max_rollouts=max_rollouts, max_tokens=max_tokens, threads=threads)
-        self._own_store = open_store(where, storage_options=storage_options) if store is None else None
-        used: SegmentStore = store or self._own_store  # type: ignore[assignment]  # one of them is there
-        self._segments = TokenSegments(used, check_partition(partition), trust_listings=trust_listings)
-        self._markers = TokenMarkers(used)
+        self._owns_store = store is None
+        self._store = open_store(where, storage_options=storage_options) if store is None else store
+        self._segments = TokenSegments(self._store, check_partition(partition), trust_listings=trust_listings)
+        self._markers = TokenMarkers(self._store)
 
     def fetch_since(self, rollout_id: str, cursor: Any | None) -> FetchedEntries:
         """Return the records in the segments that were found behind ``cursor``.
@@ -100,8 +100,8 @@ class ParquetLineageResolver(CachedLineageResolver):
         """Let go of memory, threads and connections; a look-up under way ends first. Can be called again."""
         await super().close()
         self._segments.close()
-        if self._own_store is not None:
-            self._own_store.close()
+        if self._owns_store:
+            self._store.close()
 
     def _has_evidence(self, rollout_id: str) -> bool:
         if self._markers.is_frozen(rollout_id) and self._markers.is_retired(rollout_id):

@@ -123,8 +123,9 @@ class TokenSegments:
         Callers that wait at the same time share one look at the store, which begins after each of them called.
 
         Args:
-            listing: Whether the store must be listed; else it is every few seconds, and writers are asked for what
-                they published, which costs the same however many segments there are.
+            listing: Whether the store must be listed; else that is done every few seconds, and writers are asked for
+                their next segments in between, which costs the same however many there are. What lies behind more than
+                four commits of a writer that failed in a row is then seen with the next listing.
 
         Raises:
             StorageError: The store cannot be read.

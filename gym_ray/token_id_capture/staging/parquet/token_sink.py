@@ -84,8 +84,8 @@ class ParquetTokenSink:
         trust_listings: bool = False,
         store: SegmentStore | None = None,
     ) -> None:
-        self._own_store = open_store(where, storage_options=storage_options) if store is None else None
-        self._store: SegmentStore = store or self._own_store  # type: ignore[assignment]  # one of them is there
+        self._owns_store = store is None
+        self._store = open_store(where, storage_options=storage_options) if store is None else store
         self._commits = TokenCommits(self._store, partition, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings)
         self._markers = TokenMarkers(self._store)
@@ -108,7 +108,7 @@ class ParquetTokenSink:
             RolloutRetiredError: The rollout was handed over.
             CaptureError: The record is not known to be durable; it may be later.
         """
-        await self._run(self._put, entry)
+        await self._run(self._put, entry.rollout_id, entry)
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Note that a call is about to be dispatched; durable when this returns (B55).
@@ -181,28 +181,29 @@ class ParquetTokenSink:
             threads.shutdown()
         self._commits.close()
         self._segments.close()
-        if self._own_store is not None:
-            self._own_store.close()
+        if self._owns_store:
+            self._store.close()
 
-    async def _run(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    async def _run(self, work: Callable[..., ResultT], rollout_id: str, *arguments: Any) -> ResultT:
         with self._lock:
             if self._closed:
                 raise CaptureError(f"{self._store.place}: the token sink is closed")
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="token-sink")
             threads = self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, self._told, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._told, work, rollout_id, *arguments)
 
-    def _told(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    def _told(self, work: Callable[..., ResultT], rollout_id: str, *arguments: Any) -> ResultT:
         try:
-            return work(*arguments)
+            return work(rollout_id, *arguments)
         except StorageError as error:
-            raise CaptureError(f"it could not be kept: {error}") from error
+            raise CaptureError(f"{rollout_id}: {error}") from error
 
-    def _put(self, entry: TokenEntry | PackedEntry) -> None:
+    def _put(self, rollout_id: str, entry: TokenEntry | PackedEntry) -> None:
         row = TokenRow.of(entry)
-        call = row.rollout_id, row.model_call_id
-        if self._was_refused(call) or self._is_kept(row, call):
+        call = rollout_id, row.model_call_id
+        self._refuse_again(call)
+        if self._is_kept(row, call):
             return
         place = self._commits.keep_record(row)
         if self._markers.is_frozen(row.rollout_id) and not self._is_twin(row, place):
@@ -214,15 +215,14 @@ class ParquetTokenSink:
         with self._lock:
             self._remember(self._kept, call, place.segment)
 
-    def _was_refused(self, call: _Call) -> bool:
-        """Refuse once more what came too late before; a rollout that began anew since takes it. Always False."""
+    def _refuse_again(self, call: _Call) -> None:
+        """Refuse what came too late before; else its own first row would pass for the record of the snapshot."""
         with self._lock:
             refused = call in self._refused
         if refused:
             self._refuse_frozen(call[0])
             with self._lock:
-                self._refused.pop(call, None)
-        return False
+                self._refused.pop(call, None)  # the rollout began anew since
 
     def _is_kept(self, row: TokenRow, call: _Call) -> bool:
         """Return whether this sink kept the record, and it is still there.

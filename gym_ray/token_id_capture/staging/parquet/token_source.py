@@ -64,8 +64,8 @@ class ParquetTokenSource:
         trust_listings: bool = False,
         store: SegmentStore | None = None,
     ) -> None:
-        self._own_store = open_store(where, storage_options=storage_options) if store is None else None
-        self._store: SegmentStore = store or self._own_store  # type: ignore[assignment]  # one of them is there
+        self._owns_store = store is None
+        self._store = open_store(where, storage_options=storage_options) if store is None else store
         self._partition, self._timeout_s = check_partition(partition), timeout_s
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings, max_parallel=max_parallel)
         self._markers = TokenMarkers(self._store)
@@ -113,8 +113,8 @@ class ParquetTokenSource:
         if commits is not None:
             commits.close()
         self._segments.close()
-        if self._own_store is not None:
-            self._own_store.close()
+        if self._owns_store:
+            self._store.close()
 
     async def _run(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
         with self._lock:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gym_ray.storage.opening import open_store
+from gym_ray.testing.s3_server import s3_server
 from gym_ray.testing.token_conformance import run_token_conformance
 from gym_ray.token_id_capture.staging.parquet import ParquetLineageResolver, ParquetTokenSink, ParquetTokenSource
 
@@ -29,3 +31,12 @@ async def test_a_directory(tmp_path: Path, trust_listings: bool) -> None:
 
 async def test_memory() -> None:
     assert len(await passed(f"memory://{secrets.token_hex(6)}")) == CHECKS
+
+
+async def test_s3() -> None:
+    with s3_server() as server:
+        store = open_store(server.new_url(), storage_options=server.options())
+        try:
+            assert len(await passed("s3://shared", store=store)) == CHECKS
+        finally:
+            store.close()

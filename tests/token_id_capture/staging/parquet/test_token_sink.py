@@ -78,12 +78,12 @@ async def told(call: Awaitable[None]) -> Exception | None:
 class Intruder:
     """Does something once, right before the request of a client that has a number."""
 
-    def __init__(self, number: int, act: Callable[[], Awaitable[Exception | None]]) -> None:
+    def __init__(self, number: int, act: Callable[[], Awaitable[Any]]) -> None:
         self._number, self._act = number, act
         self._lock = threading.Lock()
         self.asked = 0
         self.acted = False
-        self.outcome: Exception | None = None
+        self.outcome: Any = None
 
     def __call__(self, _: str) -> None:
         with self._lock:
@@ -147,6 +147,27 @@ async def test_a_put_beside_a_freeze_is_in_the_snapshot_or_raises(clients: Clien
         if "late" not in holds:
             assert not await source.drop(ROLLOUT, snapshot_id=snapshot.snapshot_id, version=snapshot.version)
     assert number > 5
+
+
+async def test_a_freeze_beside_a_put_holds_it_or_the_put_raises(clients: Clients) -> None:
+    outcomes = set()
+    for number in range(100):
+        here = clients.elsewhere()
+        store = here.watched()
+        sink, snapshots = here.sink(store), []
+
+        async def freeze(here: Clients = here, snapshots: list[Any] = snapshots) -> None:
+            snapshots.append(await here.source().freeze(ROLLOUT))
+
+        intruder = Intruder(number, freeze)
+        intruder.watch(store)
+        outcome = await told(sink.put(ENTRY))
+        store.before.clear()
+        if not intruder.acted:
+            break
+        assert outcome is None or isinstance(outcome, RolloutFrozenError)
+        outcomes.add((len(snapshots[0].entries), type(outcome)))
+    assert outcomes == {(0, RolloutFrozenError), (1, RolloutFrozenError)}
 
 
 async def test_a_mark_beside_a_drop_keeps_the_evidence_or_raises(clients: Clients) -> None:
