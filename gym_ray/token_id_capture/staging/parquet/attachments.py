@@ -40,15 +40,24 @@ class PreparedAttachment:
         dtype: One of the names in :mod:`attachment_kinds`.
         shape: Shape of a tensor; ``(length,)`` of bytes, text (in bytes) and lists; rows and columns of a table.
         source: The bytes.
+        sha256: Their hash, where it is known already.
     """
 
     __slots__ = ("_sha256", "_source", "dtype", "item", "name", "nbytes", "shape")
 
-    def __init__(self, name: str, item: int, dtype: str, shape: tuple[int, ...], source: ByteSource) -> None:
+    def __init__(
+        self,
+        name: str,
+        item: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        source: ByteSource,
+        sha256: bytes | None = None,
+    ) -> None:
         self.name, self.item, self.dtype, self.shape = name, item, dtype, shape
         self.nbytes = source.nbytes
         self._source = source
-        self._sha256: bytes | None = None
+        self._sha256 = sha256
 
     @property
     def sha256(self) -> bytes:

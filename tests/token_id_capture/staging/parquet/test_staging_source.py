@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -558,6 +559,6 @@ def test_a_damaged_attachment_is_named(store: CountingStore, source: ParquetStag
     ]:
         odd = replace(StoredAttachment("t", 0, "float32", (4,), 16, view.sha256, 1), **wrong)
         reader = SegmentReader(store, name_of(key))
-        with pytest.raises(ValueError, match="'t'|has no row 7") as caught:
-            AttachmentView(odd, "somewhere", lambda stored: media_parts(reader, stored)).read()
+        with pytest.raises(ValueError, match=r"default/|somewhere") as caught:
+            AttachmentView(odd, "somewhere", partial(media_parts, reader)).read()
         assert message in str(caught.value)
