@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,10 @@ class WatchedStore:
         """Pass it on."""
         tail: tuple[bytes, int] = self._asked("read_tail", name, length)
         return tail
+
+    def sweep_temporary(self, older_than_s: float) -> Sequence[str]:
+        """Pass it on."""
+        return self._store.sweep_temporary(older_than_s)
 
     def close(self) -> None:
         """Leave the store behind it open."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gym_ray.storage.opening import open_store
+from gym_ray.testing.lagging_store import LaggingStore
 from gym_ray.testing.s3_server import s3_server
 from gym_ray.testing.token_conformance import run_token_conformance
 from gym_ray.token_id_capture.staging.parquet import ParquetLineageResolver, ParquetTokenSink, ParquetTokenSource
@@ -31,6 +32,22 @@ async def test_a_directory(tmp_path: Path, trust_listings: bool) -> None:
 
 async def test_memory() -> None:
     assert len(await passed(f"memory://{secrets.token_hex(6)}")) == CHECKS
+
+
+@pytest.mark.parametrize("lag", [1, 7, 1000])
+async def test_late_listings(lag: int) -> None:
+    """No listing shows the newest names; each client is behind on its own."""
+    url = f"memory://{secrets.token_hex(6)}"
+
+    def behind() -> dict[str, Any]:
+        return {"store": LaggingStore(open_store(url), lag)}
+
+    checks = await run_token_conformance(
+        lambda: ParquetTokenSink(url, **behind()),
+        lambda: ParquetTokenSource(url, **behind()),
+        lambda: ParquetLineageResolver(url, **behind()),
+    )
+    assert len(checks) == CHECKS
 
 
 async def test_s3() -> None:
