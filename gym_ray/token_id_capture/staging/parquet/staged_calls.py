@@ -61,8 +61,8 @@ class StagedCalls:
         call, content = (item.rollout_id, item.model_call_id), item.content()
         with self._lock:
             known = self._calls.get(call)
-            again = known is not None
-            if known is None:
+            again = known is not None and (known.ticket is None or not known.ticket.failed)
+            if known is None or not again:
                 known = self._remember(call, content)
         if again:
             _require_same(call, content, known.content)

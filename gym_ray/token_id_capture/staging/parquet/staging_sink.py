@@ -78,7 +78,7 @@ class ParquetStagingSink:
         storage_options: Mapping[str, Any] | None = None,
         timeout_s: float = 30.0,
         max_pending_bytes: int = 256 * 1024 * 1024,
-        max_remembered: int = 65_536,
+        max_remembered: int = 32_768,
         store: SegmentStore | None = None,
     ) -> None:
         self._owned = store is None
@@ -163,7 +163,7 @@ class ParquetStagingSink:
             Whether every call had its outcome within the time.
         """
         done = self._committer.close(timeout_s)
-        if self._owned:
+        if self._owned and done:
             self._store.close()
         return done
 

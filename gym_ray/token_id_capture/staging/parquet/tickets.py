@@ -142,6 +142,11 @@ class Ticket(Generic[ItemT]):
         """Whether the item may yet become durable although it is not so now."""
         return self.batch.taken and not self.batch.done
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is known that the item was not written."""
+        return self.batch.done and self.batch.error is not None
+
     def wait(self, timeout_s: float) -> RowPlace:
         """Return where the item is, once it is durable. May be called again, and by several threads.
 

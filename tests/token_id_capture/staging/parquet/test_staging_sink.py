@@ -231,6 +231,20 @@ def test_after_the_deadline_the_call_may_still_become_durable_and_is_found_again
         assert source.fetch([key])[0].digest == numbered_call(1).digest
 
 
+def test_a_call_whose_late_write_failed_can_be_staged_at_once(tmp_path: Path) -> None:
+    calls = segment_faults()
+    store = WatchedStore(PosixStore(tmp_path, calls=calls))
+    gate = Gate(store)
+    with staging(store, timeout_s=0.05) as sink:
+        calls.write_error = OSError(errno.EIO, "broken")
+        error_of(sink.stage(numbered_call(1)))
+        gate.open.set()
+        wait_until(lambda: sink.stats().commits.failed_items > 0)
+        calls.write_error, sink._timeout_s = None, WAIT_S
+        key_of(sink.stage(numbered_call(1, extras={})))  # what was never written binds nobody
+        assert sink.stats().commits.orphans == 0
+
+
 def test_what_was_not_begun_before_the_deadline_is_never_written(tmp_path: Path) -> None:
     store = WatchedStore(PosixStore(tmp_path))
     gate = Gate(store)
