@@ -24,6 +24,8 @@ from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStaging
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
 
 WAIT_S = 20.0
+SOON_S = 0.4
+"""A deadline that passes in a test, long enough for a busy machine to have begun the write before."""
 
 
 def key_of(result: StageResult) -> str:
@@ -219,7 +221,7 @@ def test_a_failed_segment_fails_exactly_its_own_callers(tmp_path: Path) -> None:
 def test_after_the_deadline_the_call_may_still_become_durable_and_is_found_again(tmp_path: Path) -> None:
     store = WatchedStore(PosixStore(tmp_path))
     gate = Gate(store)
-    with staging(store, timeout_s=0.05) as sink:
+    with staging(store, timeout_s=SOON_S) as sink:
         assert "not durable at" in error_of(sink.stage(numbered_call(1)))
         assert gate.reached.wait(WAIT_S)
         gate.open.set()
@@ -235,7 +237,7 @@ def test_a_call_whose_late_write_failed_can_be_staged_at_once(tmp_path: Path) ->
     calls = segment_faults()
     store = WatchedStore(PosixStore(tmp_path, calls=calls))
     gate = Gate(store)
-    with staging(store, timeout_s=0.05) as sink:
+    with staging(store, timeout_s=SOON_S) as sink:
         calls.write_error = OSError(errno.EIO, "broken")
         error_of(sink.stage(numbered_call(1)))
         gate.open.set()
@@ -248,7 +250,7 @@ def test_a_call_whose_late_write_failed_can_be_staged_at_once(tmp_path: Path) ->
 def test_what_was_not_begun_before_the_deadline_is_never_written(tmp_path: Path) -> None:
     store = WatchedStore(PosixStore(tmp_path))
     gate = Gate(store)
-    with staging(store, timeout_s=0.05) as sink:
+    with staging(store, timeout_s=SOON_S) as sink:
         assert "not durable" in error_of(sink.stage(numbered_call(1)))
         assert "not durable" in error_of(sink.stage(numbered_call(2)))
         gate.open.set()
@@ -259,7 +261,7 @@ def test_what_was_not_begun_before_the_deadline_is_never_written(tmp_path: Path)
 def test_callers_wait_for_room_until_the_deadline(tmp_path: Path) -> None:
     store = WatchedStore(PosixStore(tmp_path))
     gate = Gate(store)
-    with staging(store, timeout_s=0.05, max_pending_bytes=3000) as sink:
+    with staging(store, timeout_s=SOON_S, max_pending_bytes=3000) as sink:
         error_of(sink.stage(numbered_call(1, 500)))
         assert "max_pending_bytes is 3000" in error_of(sink.stage(numbered_call(2, 500)))
         gate.open.set()
