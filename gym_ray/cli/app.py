@@ -15,6 +15,7 @@ from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.env import env_app
 from gym_ray.cli.evaluate import eval_app
+from gym_ray.cli.staging import staging_app
 from gym_ray.errors import GymRayError
 
 __all__ = ["app", "main"]
@@ -33,6 +34,7 @@ app.add_typer(env_app, name="env")
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)
 app.add_typer(captures_app, name="captures")
+app.add_typer(staging_app, name="staging")
 
 
 @app.command()

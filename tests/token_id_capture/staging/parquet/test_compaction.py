@@ -196,7 +196,7 @@ def test_retired_calls_are_gone_for_everybody_and_dropped_by_compaction(tmp_path
     assert b"r1" not in b"".join((tmp_path / name).read_bytes() for name in segments(tmp_path))
     with (
         ParquetStagingSource(tmp_path) as fresh,
-        pytest.raises(StagedCallMissingError, match="compaction of .* removed"),
+        pytest.raises(StagedCallMissingError, match=r"compaction of .* removed"),
     ):
         fresh.fetch(gone[:1])
 
@@ -245,7 +245,7 @@ def test_a_manifest_that_does_not_fit_retires_nothing(tmp_path: Path) -> None:
                 RolloutManifest(rollout_id="r0", records=[own.records[0].model_copy(update={"staging_key": "r0/c0"})])
             )
         with pytest.raises(KeyError, match="has no segment"):
-            source.delete([list(staged)[0], list(staged)[1].replace("-1:", "-9:")])
+            source.delete([next(iter(staged)), list(staged)[1].replace("-1:", "-9:")])
         # a manifest under another rollout's name retires no call of this one
         assert source.retire(RolloutManifest(rollout_id="r2", records=own.records)) == 3
         assert source.retire(RolloutManifest(rollout_id="r9")) == 0

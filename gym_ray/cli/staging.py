@@ -1,0 +1,119 @@
+"""``gym-ray staging``: look into a staging store, put its segments together, retire what nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gym_ray.errors import CaptureError, GymRayError, InputError
+
+__all__ = ["staging_app"]
+
+staging_app = typer.Typer(help="Look after a store of staged calls.", no_args_is_help=True)
+
+Place = Annotated[str, typer.Argument(help="Directory or URL that a sink was given.", metavar="URL")]
+Options = Annotated[
+    str | None, typer.Option("--storage-options", help="JSON object for the client of an object store.", metavar="JSON")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@staging_app.command("show")
+def show(
+    where: Place,
+    key: Annotated[str | None, typer.Argument(help="Staging key of one call.", metavar="[KEY]")] = None,
+    calls: Annotated[bool, typer.Option("--calls", help="List every call with its key.")] = False,
+    storage_options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a staging store holds, or one call of it: tokens, links, hashes, extras and attachments."""
+    # The file libraries take longer to load than most commands to run.
+    from gym_ray.cli import staging_report as report
+    from gym_ray.cli import staging_view as view
+
+    store = report.open_place(where, storage_options)
+    with _named(where):
+        if key is not None:
+            document = report.call_document(store, key)
+            view.print_json(document) if as_json else view.print_call(document)
+        elif calls:
+            listed = report.list_calls(store)
+            view.print_json([asdict(call) for call in listed]) if as_json else view.print_calls(listed)
+        else:
+            found = report.survey(store)
+            view.print_json(view.survey_document(found)) if as_json else view.print_survey(found)
+
+
+@staging_app.command("compact")
+def compact(
+    where: Place,
+    partition: Annotated[str | None, typer.Option("--partition", help="Only this one.")] = None,
+    delay_s: Annotated[
+        float,
+        typer.Option("--delay-s", min=0.0, help="Seconds that an old segment stays, for those who read it."),
+    ] = 3600.0,
+    max_calls: Annotated[int, typer.Option("--max-calls", min=1, help="Calls of a new segment.")] = 1024,
+    storage_options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put small segments together and drop retired calls. Every staging key stays valid.
+
+    Old segments are removed by the first run after their delay; a run that was cut short is finished by the next.
+    Exit code 1 if something had to be left as it is.
+    """
+    from gym_ray.cli.staging_report import open_place
+    from gym_ray.cli.staging_view import print_compaction, print_json
+    from gym_ray.token_id_capture.staging.parquet.compaction import CompactionRules, compact
+
+    rules = CompactionRules(max_calls=max_calls, delay_s=delay_s)
+    with _named(where):
+        report = compact(open_place(where, storage_options), partition=partition, rules=rules)
+    print_json(asdict(report)) if as_json else print_compaction(report)
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@staging_app.command("retire")
+def retire(
+    where: Place,
+    manifest: Annotated[
+        Path,
+        typer.Argument(help="JSON file of a rollout's manifest, as a ledger gives it.", metavar="MANIFEST"),
+    ],
+    storage_options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Retire every call of a manifest: its keys lead nowhere from now on, and compaction frees the space."""
+    from gym_ray.cli.staging_report import open_place
+    from gym_ray.cli.staging_view import print_json
+    from gym_ray.token_id_capture.staging import RolloutManifest
+    from gym_ray.token_id_capture.staging.parquet import ParquetStagingSource
+
+    try:
+        wanted = RolloutManifest.model_validate_json(manifest.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(manifest, 0, "", f"it is no manifest of a rollout: {error}") from error
+    with _named(where), ParquetStagingSource(where, store=open_place(where, storage_options)) as source:
+        retired = source.retire(wanted)
+    if as_json:
+        print_json({"rollout_id": wanted.rollout_id, "calls": len(wanted.records), "newly_retired": retired})
+    else:
+        Console(highlight=False).print(f"{retired} of {len(wanted.records)} calls were retired; the others had been")
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Turn what a damaged file raises into an error that ends the command with one message."""
+    try:
+        yield
+    except GymRayError:
+        raise
+    except ValueError as error:
+        message = str(error)
+        raise CaptureError(message if where in message else f"{where}: {message}") from error
