@@ -1,8 +1,9 @@
 """One segment of token records or events: its footer, and the columns of one row group, by small ranges.
 
 Unlike segments of calls, these are often small, and what precedes the footer are tokens of rollouts that nobody asked
-for. So little more than the footer is read to learn which rollouts are in it, and it says so exactly: beside the
-statistics it has a key for the rollout of each row. A wrong key would hide a record, so the keys carry a checksum.
+for. So little more than the footer is read to learn which rollouts are in it, and it says so exactly: it has a
+key for the rollout of each row, where statistics would only give a range. A wrong key would hide a record, so the keys
+carry a checksum, which nothing else in a footer does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from gym_ray.errors import StorageError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.schema import check_metadata
 
@@ -67,7 +69,6 @@ class TokenSegmentFile:
             self._metadata = pq.read_metadata(pa.BufferReader(footer))
         except _DAMAGE as error:
             raise self._damaged(f"its footer cannot be read: {error}") from error
-        self._data_end = self._size - len(footer)
         said: dict[bytes, bytes] = self._metadata.metadata or {}
         check_metadata(said, file=f"{store.place}/{name}", kind=kind)
         self.weight = len(footer) * _PARSED_OVER_STORED
@@ -93,40 +94,26 @@ class TokenSegmentFile:
             raise self._damaged("its keys of rollouts are missing or damaged")
         return np.frombuffer(keys, "<u4")
 
-    def rollout_range(self) -> tuple[str, str] | None:
-        """Return the least and the greatest rollout id of the file, None where the footer does not say."""
-        lowest, highest = [], []
-        try:
-            for group in range(self._metadata.num_row_groups):
-                chunk = self._metadata.row_group(group).column(0)
-                found = chunk.statistics
-                if chunk.path_in_schema != "rollout_id" or found is None or not found.has_min_max:
-                    return None
-                lowest.append(found.min)
-                highest.append(found.max)
-        except _DAMAGE as error:
-            raise self._damaged(f"its statistics cannot be read: {error}") from error
-        return (min(lowest), max(highest)) if lowest else None
-
     def read(self, row_group: int, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-        """Return columns of one row group, which lie next to each other, by one request.
+        """Return columns of one row group; those that lie next to each other come by one request.
 
         Raises:
             StorageError: They could not be read.
             ValueError: They are damaged, or not there.
         """
-        start, end = self._span(row_group, columns)
-        data = self._store.read_range(self._name, start, end - start)
+        ranges = _Ranges(self._store, self._name, self._size)
         try:
             file = pq.ParquetFile(
-                pa.PythonFile(_Piece(self._size, start, data), mode="r"),
+                pa.PythonFile(ranges, mode="r"),
                 metadata=self._metadata,
                 page_checksum_verification=True,
-                pre_buffer=False,
+                pre_buffer=True,  # joins neighbouring columns; asking damaged metadata for their places may abort
             )
             table = file.read_row_group(row_group, columns=list(columns), use_threads=False)
             table.validate(full=True)
         except _DAMAGE as error:
+            if ranges.failure is not None:
+                raise ranges.failure from error
             raise self._damaged(f"row group {row_group} cannot be read: {error}") from error
         if table.num_rows != self._metadata.row_group(row_group).num_rows:
             raise self._damaged(f"row group {row_group} has another number of rows than it says")
@@ -145,31 +132,21 @@ class TokenSegmentFile:
             return tail[-length:]
         return self._store.read_range(self._name, self._size - length, length - len(tail)) + tail
 
-    def _span(self, row_group: int, columns: Sequence[str]) -> tuple[int, int]:
-        wanted, starts, ends = set(columns), [], []
-        try:
-            chunks = self._metadata.row_group(row_group)
-            for chunk in (chunks.column(at) for at in range(chunks.num_columns)):
-                if chunk.path_in_schema.partition(".")[0] in wanted:
-                    first = chunk.dictionary_page_offset or chunk.data_page_offset
-                    starts.append(min(first, chunk.data_page_offset))
-                    ends.append(starts[-1] + chunk.total_compressed_size)
-        except _DAMAGE as error:
-            raise self._damaged(f"the columns of row group {row_group} cannot be found: {error}") from error
-        if not starts or not len(_MAGIC) <= min(starts) < max(ends) <= self._data_end:
-            raise self._damaged(f"the columns of row group {row_group} are said to lie outside the file")
-        return min(starts), max(ends)
-
     def _damaged(self, problem: str) -> ValueError:
         return ValueError(f"{self._store.place}/{self._name}: {problem}")
 
 
-class _Piece:
-    """A file of which one range is here; to the Parquet library it looks whole."""
+class _Ranges:
+    """A segment as a file that is fetched range by range.
 
-    def __init__(self, size: int, start: int, data: bytes) -> None:
+    Attributes:
+        failure: What the store raised instead of giving a range.
+    """
+
+    def __init__(self, store: SegmentStore, name: str, size: int) -> None:
         self.closed = False
-        self._size, self._start, self._data, self._at = size, start, data, 0
+        self.failure: StorageError | None = None
+        self._store, self._name, self._size, self._at = store, name, size, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
@@ -180,12 +157,13 @@ class _Piece:
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        start = self._at - self._start
-        end = len(self._data) if length < 0 else start + length
-        if not 0 <= start <= end <= len(self._data):
-            raise OSError(f"bytes from {self._at} on belong to no column that was asked for")
-        self._at = self._start + end
-        return self._data[start:end]
+        start = self._at
+        self._at = end = self._size if length < 0 else min(self._size, start + length)
+        try:
+            return self._store.read_range(self._name, start, end - start)
+        except StorageError as error:
+            self.failure = error
+            raise
 
     def readable(self) -> bool:
         return True

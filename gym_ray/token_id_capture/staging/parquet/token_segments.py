@@ -43,7 +43,6 @@ class IndexedSegment:
     Attributes:
         name: Its name.
         kind: What its rows are.
-        ends: The least and the greatest rollout id, None where that is not known.
         keys: The key of each row's rollout.
         row_ends: For each row group, how many rows there are up to its end.
         damage: Why its rows cannot be read; empty if they can.
@@ -51,18 +50,21 @@ class IndexedSegment:
 
     name: str
     kind: str
-    ends: tuple[str, str] | None = None
     keys: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     row_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     damage: str = ""
 
-    def groups_of(self, rollout_id: str, key: int) -> list[int]:
-        """Return the row groups that hold a rollout with this key."""
-        if self.ends is not None and not self.ends[0] <= rollout_id <= self.ends[1]:
-            return []
+    def groups_of(self, key: int) -> list[int]:
+        """Return the row groups that hold rows of a rollout with this key."""
         rows = np.flatnonzero(self.keys == key)
         groups: list[int] = np.unique(np.searchsorted(self.row_ends, rows, side="right")).tolist()
         return groups
+
+    def keys_of(self, group: int) -> list[int]:
+        """Return the keys of a row group's rows."""
+        start = int(self.row_ends[group - 1]) if group else 0
+        keys: list[int] = self.keys[start : int(self.row_ends[group])].tolist()
+        return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class TokenSegments:
             ValueError: One is damaged.
         """
         key = rollout_key(rollout_id)
-        wanted = [(segment, group) for segment in segments for group in segment.groups_of(rollout_id, key)]
+        wanted = [(segment, group) for segment in segments for group in segment.groups_of(key)]
         return self._in_parallel(lambda pair: self._read(*pair, tokens=tokens), wanted)
 
     def close(self) -> None:
@@ -196,7 +198,7 @@ class TokenSegments:
         assert parsed is not None
         try:
             file = self._file(name, parsed.kind)
-            return IndexedSegment(name, parsed.kind, file.rollout_range(), file.rollout_keys(), file.row_ends())
+            return IndexedSegment(name, parsed.kind, file.rollout_keys(), file.row_ends())
         except StorageMissingError:
             return None  # listed, and removed since: nothing that anybody may still ask for was in it
         except ValueError as error:
@@ -207,6 +209,11 @@ class TokenSegments:
         schema = EVENTS_SCHEMA if is_events else TOKENS_SCHEMA
         columns = schema.names if is_events or tokens else IDENTITY_COLUMNS
         table = self._file(segment.name, segment.kind).read(group, columns, schema)
+        if [rollout_key(rollout_id) for rollout_id in table.column("rollout_id").to_pylist()] != segment.keys_of(group):
+            # A damaged id would hide a row from its rollout.
+            raise ValueError(
+                f"{self._store.place}/{segment.name}: row group {group} has rows of other rollouts than it says"
+            )
         return RowGroup(segment.name, group, is_events, table)
 
     def _file(self, name: str, kind: str) -> TokenSegmentFile:
