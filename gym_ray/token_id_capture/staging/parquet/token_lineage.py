@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gym_ray.errors import DamagedRecordError, StaleCursorError
 from gym_ray.storage.opening import open_store
+from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.lineage import CachedLineageResolver, FetchedEntries
 from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, check_partition
@@ -46,7 +47,7 @@ class ParquetLineageResolver(CachedLineageResolver):
         max_rollouts: Most rollouts to keep in memory, least recently used forgotten first (B51).
         max_tokens: Most tokens to keep, likewise.
         threads: Look-ups at a time.
-        trust_listings: Whether the store lists every name that was there when a listing began.
+        trust_listings: Whether the store lists every name that was there when a listing began; see the source.
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the resolver.
 
     Raises:
@@ -68,7 +69,7 @@ class ParquetLineageResolver(CachedLineageResolver):
     ) -> None:
         super().__init__(max_rollouts=max_rollouts, max_tokens=max_tokens, threads=threads)
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options) if store is None else store
+        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
         self._segments = TokenSegments(self._store, check_partition(partition), trust_listings=trust_listings)
         self._markers = TokenMarkers(self._store)
 

@@ -27,6 +27,7 @@ from gym_ray.errors import (
     StorageError,
 )
 from gym_ray.storage.opening import open_store
+from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome
@@ -63,7 +64,7 @@ class ParquetTokenSink:
         timeout_s: A call that is not known to be durable by then has failed.
         max_pending_bytes: Callers wait while this much is in memory; one record alone may be larger.
         max_remembered: Calls that are recognised when they are put again.
-        trust_listings: Whether the store lists every name that was there when a listing began.
+        trust_listings: Whether the store lists every name that was there when a listing began; see the source.
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the sink.
 
     Raises:
@@ -85,7 +86,7 @@ class ParquetTokenSink:
         store: SegmentStore | None = None,
     ) -> None:
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options) if store is None else store
+        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
         self._commits = TokenCommits(self._store, partition, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings)
         self._markers = TokenMarkers(self._store)

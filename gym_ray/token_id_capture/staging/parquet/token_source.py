@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from gym_ray.errors import CaptureError, RolloutRetiredError, StorageError
 from gym_ray.storage.opening import open_store
+from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, check_partition
@@ -35,8 +36,8 @@ ResultT = TypeVar("ResultT")
 class ParquetTokenSource:
     """A token source with ``delete``. Every method may be called from any event loop.
 
-    A dropped rollout is gone for readers and writers at once; its bytes lie in segments that others share, and go with
-    them.
+    A dropped rollout is gone for readers and writers at once. Its bytes lie in segments that others share: they stay
+    until somebody removes the partition.
 
     Args:
         where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
@@ -44,8 +45,9 @@ class ParquetTokenSource:
         storage_options: What fsspec is to be given.
         timeout_s: How long a deletion may take to be durable.
         max_parallel: Requests at a time.
-        trust_listings: Whether the store lists every name that was there when a listing began. Without that, each look
-            also asks the living writers for their next segments by name.
+        trust_listings: Whether the store lists every name that was there when a listing began, as a local disk and the
+            large object stores do, and network file systems may not. Without that, each look also asks by name for the
+            next four segments of each of a sink's two writers, until the sink is closed.
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the source.
 
     Raises:
@@ -65,7 +67,7 @@ class ParquetTokenSource:
         store: SegmentStore | None = None,
     ) -> None:
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options) if store is None else store
+        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
         self._partition, self._timeout_s = check_partition(partition), timeout_s
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings, max_parallel=max_parallel)
         self._markers = TokenMarkers(self._store)

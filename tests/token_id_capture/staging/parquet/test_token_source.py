@@ -299,3 +299,16 @@ async def test_a_directory_that_cannot_be_read_is_an_error_and_no_empty_snapshot
     assert calls((await source.freeze(ROLLOUT)).entries) == ["c0"]
     await source.close()
     await broken.close()
+
+
+async def test_nobody_but_the_owner_can_read_tokens(tmp_path: Path) -> None:
+    root = tmp_path / "tokens"
+    sink, source = ParquetTokenSink(root), ParquetTokenSource(root)
+    await sink.put(call_entry("c0", [1], [2]))
+    await source.freeze(ROLLOUT)
+    await sink.close()
+    await source.close()
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
+    assert root.stat().st_mode & 0o077 == 0
