@@ -6,17 +6,19 @@ another rollout.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import ControlRequestError, RolloutRetiredError
-from gym_ray.model_server.control_routes import CONTROL_PREFIX, MAX_IDS
+from gym_ray.model_server.control_routes import CONTROL_PREFIX, MAX_IDS, check_bearer
 from gym_ray.token_id_capture.staging import RolloutManifest, RolloutRemoval, distinct_rollout_ids
 
 __all__ = ["ControlClient"]
@@ -38,7 +40,7 @@ class ControlClient:
         transport: Stands in for the network in tests.
 
     Raises:
-        ValueError: The URL or the token is empty, or the timeout is not positive.
+        ValueError: The URL or the token is empty or of no use, or the timeout is not positive.
     """
 
     def __init__(
@@ -46,11 +48,14 @@ class ControlClient:
     ) -> None:
         if not base_url or not token:
             raise ValueError("a control client needs a base URL and a token, and neither may be empty")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s must be positive and finite, got {timeout_s!r}")
+        parts = urlsplit(base_url)
+        if parts.username is not None or parts.query or parts.fragment:  # it stands in every message
+            raise ValueError("the base URL of a control client has a user, a query or a fragment; leave them out")
         self._url, self._timeout_s = base_url.rstrip("/") + CONTROL_PREFIX, timeout_s
         self._client = httpx.Client(
-            headers={b"authorization": b"Bearer " + token.encode()},
+            headers={b"authorization": check_bearer(token)},
             timeout=timeout_s,
             transport=transport,
             trust_env=False,  # a proxy of the environment is not to see the secret

@@ -19,7 +19,7 @@ from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, RolloutRetiredError
 from gym_ray.token_id_capture.staging import CaptureLedger, RolloutRemoval
 
-__all__ = ["CONTROL_PREFIX", "MAX_IDS", "control_routes"]
+__all__ = ["CONTROL_PREFIX", "MAX_IDS", "check_bearer", "control_routes"]
 
 CONTROL_PREFIX: Final = "/training-token-capture/control"
 """What every path here begins with (C220)."""
@@ -38,6 +38,20 @@ class _RolloutIds(BaseModel):
     rollout_ids: Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_IDS)]
 
 
+def check_bearer(bearer: str) -> bytes:
+    """Return a secret as it is sent.
+
+    Raises:
+        ValueError: It is empty, or no header can carry it as it is, such as one with the line end of its file; the
+            message does not show it.
+    """
+    if not bearer:
+        raise ValueError("the control routes need a bearer token that is not empty")
+    if not bearer.isprintable() or bearer != bearer.strip():
+        raise ValueError("the bearer token of the control routes has a line end, a control character or a space around")
+    return b"Bearer " + bearer.encode()
+
+
 def control_routes(ledger: CaptureLedger, bearer: str) -> list[Route]:
     """Return the control routes of a model server.
 
@@ -46,14 +60,12 @@ def control_routes(ledger: CaptureLedger, bearer: str) -> list[Route]:
         bearer: The secret that a trainer must send.
 
     Raises:
-        ValueError: There is no secret (C220).
+        ValueError: There is no secret (C220), or no header can carry it.
     """
-    if not bearer:
-        raise ValueError("the control routes need a bearer token that is not empty")
-    control = _Control(ledger)
+    authorisation, control = check_bearer(bearer), _Control(ledger)
     rollouts = f"{CONTROL_PREFIX}/rollouts"
     return [
-        Route(path, _guarded(method, bearer.encode(), handler), methods=_ANY_METHOD)
+        Route(path, _guarded(method, authorisation, handler), methods=_ANY_METHOD)
         for path, method, handler in (
             (f"{rollouts}/{{rollout_id}}/manifest", "GET", control.manifest),
             (f"{rollouts}/retire", "POST", control.retire),
@@ -62,13 +74,13 @@ def control_routes(ledger: CaptureLedger, bearer: str) -> list[Route]:
     ] + [Route(f"{CONTROL_PREFIX}/{{rest:path}}", _unknown, methods=_ANY_METHOD)]
 
 
-def _guarded(method: str, bearer: bytes, handler: _Handler) -> _Handler:
+def _guarded(method: str, authorisation: bytes, handler: _Handler) -> _Handler:
     """Let only this method and only this secret through."""
 
     async def endpoint(request: Request) -> Response:
         if request.method != method:
             return _refusal(405, "Method Not Allowed", {"allow": method})
-        if not _is_authorised(request, bearer):
+        if not _is_authorised(request, authorisation):
             return _refusal(401, "missing or invalid control-plane bearer token", {"www-authenticate": "Bearer"})
         try:
             return await handler(request)
@@ -82,11 +94,11 @@ def _guarded(method: str, bearer: bytes, handler: _Handler) -> _Handler:
     return endpoint
 
 
-def _is_authorised(request: Request, bearer: bytes) -> bool:
+def _is_authorised(request: Request, authorisation: bytes) -> bool:
     """Compare bytes, because a header may be of any (C327)."""
     sent = [value for name, value in request.headers.raw if name == b"authorization"]
     given = sent[0] if len(sent) == 1 else b""
-    return hmac.compare_digest(given, b"Bearer " + bearer)
+    return hmac.compare_digest(given, authorisation)
 
 
 def _refusal(status: int, detail: object, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -15,7 +15,7 @@ from gym_ray.model_server.control_client import ControlClient
 from gym_ray.model_server.control_routes import MAX_IDS, control_routes
 from gym_ray.testing.ledger_commits import commit_of_turn
 from gym_ray.testing.serving import served
-from gym_ray.token_id_capture.staging import FileCaptureLedger, RolloutRemoval
+from gym_ray.token_id_capture.staging import FileCaptureLedger, MemoryCaptureLedger, RolloutRemoval
 
 URL, SECRET = "http://server/prefix/", "s3cret-é"
 EMPTY = {"rollout_id": "r1", "records": [], "failures": []}
@@ -60,8 +60,27 @@ def test_it_sends_the_secret_to_the_path_of_the_rollout() -> None:
 def test_it_needs_a_server_a_secret_and_a_deadline(url: str, token: str, timeout_s: float) -> None:
     with pytest.raises(ValueError, match=r"empty|positive"):
         ControlClient(url, token, timeout_s)
-    with pytest.raises(ValueError, match="positive"):
-        ControlClient(URL, "t", float("nan"))
+    for no_time in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="positive"):
+            ControlClient(URL, "t", no_time)
+
+
+@pytest.mark.parametrize("token", ["hidden\n", "hid\r\nden", " hidden", "hidden ", "hidden\x00", "hidden\udc80"])
+def test_a_secret_that_no_header_carries_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="bearer token") as client:
+        ControlClient(URL, token, 5.0)
+    with pytest.raises(ValueError, match="bearer token") as routes:
+        control_routes(MemoryCaptureLedger(), token)
+    assert "hid" not in f"{client.value} {routes.value}"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hidden@server", "http://@server", "http://server?key=hidden", "http://s#hidden"]
+)
+def test_a_url_with_more_than_a_place_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ValueError, match="base URL") as caught:
+        ControlClient(url, SECRET, 5.0)
+    assert "hidden" not in str(caught.value)
 
 
 def test_a_whole_list_is_checked_before_the_first_request() -> None:

@@ -1,8 +1,8 @@
 """One rollout's ledger file as far as it was read: only what was appended since is read again (C204).
 
 Another process may have replaced, cut or removed the file in the meantime. A file system gives an inode's number to a
-new file, so the last line that was read must still be there; else everything is read anew. An end without a line feed
-is an append that has not ended, or never will: nobody was told that it is there, and it is not read.
+new file, so the last lines that were read must still be there; else everything is read anew. An end without a line
+feed is an append that has not ended, or never will: nobody was told that it is there, and it is not read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ __all__ = ["CachedFile", "FileCache", "numbered_lines"]
 
 _log = logging.getLogger(__name__)
 _STEP: Final = 1 << 20
+_COMPARED: Final = 2048
+"""Bytes before the end that must still be there: at least the keys and digests of a row, or a dozen failures."""
 _MAX_ROWS: Final = 65_536
 _ROLLOUT_WEIGHT: Final = 2
 """What a rollout costs beside its rows, in rows."""
@@ -43,19 +46,19 @@ class CachedFile:
         end: How many bytes were read, whole lines all.
     """
 
-    __slots__ = ("_changed_ns", "_identity", "_last", "_lines", "_path", "end", "lock", "rows")
+    __slots__ = ("_changed_ns", "_identity", "_lines", "_path", "_tail", "end", "lock", "rows")
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lock = threading.Lock()
         self.rows, self.end = RolloutRows(), 0
-        self._identity, self._changed_ns, self._lines, self._last = (0, 0), -1, 0, b""
+        self._identity, self._changed_ns, self._lines, self._tail = (0, 0), -1, 0, b""
 
     def refresh(self, calls: FileCalls) -> RolloutRows:
         """Read what is new by the file's name; a missing file has no rows.
 
         Raises:
-            OSError: It could not be read.
+            OSError: It could not be read, or the whole directory is missing.
         """
         try:
             info = self._path.stat()
@@ -63,6 +66,7 @@ class CachedFile:
                 return self.rows
             fd = calls.open(str(self._path), os.O_RDONLY)
         except FileNotFoundError:
+            self._path.parent.stat()  # without its directory, nobody can say that there is no file
             self._forget((0, 0))
             return self.rows
         try:
@@ -90,14 +94,14 @@ class CachedFile:
         return (identity, info.st_size, info.st_ctime_ns) == (self._identity, self.end, self._changed_ns)
 
     def _ends_as_read(self, calls: FileCalls, fd: int) -> bool:
-        return calls.pread(fd, len(self._last), self.end - len(self._last)) == self._last
+        return calls.pread(fd, len(self._tail), self.end - len(self._tail)) == self._tail
 
     def _forget(self, identity: tuple[int, int]) -> None:
         self.rows, self.end = RolloutRows(), 0
-        self._identity, self._changed_ns, self._lines, self._last = identity, -1, 0, b""
+        self._identity, self._changed_ns, self._lines, self._tail = identity, -1, 0, b""
 
     def _take(self, data: bytes) -> None:
-        for number, line in numbered_lines(data, self._lines):
+        for number, line in numbered_lines(BytesIO(data), self._lines):
             place = f"{self._path.name}:{number}"
             try:
                 read = read_line(line, place)
@@ -106,8 +110,10 @@ class CachedFile:
             except DamagedRecordError as error:
                 self.rows.damaged.append(place)
                 _log.error("the ledger in %s is damaged, so nothing of its rollout can be used: %s", self._path, error)
-            self._lines, self._last = number, line + b"\n"
-            self.end += len(line) + 1
+            self._lines = number
+        taken = data.rfind(b"\n") + 1
+        self._tail = (self._tail + data[max(0, taken - _COMPARED) : taken])[-_COMPARED:]
+        self.end += taken
 
 
 class FileCache:
@@ -162,10 +168,11 @@ class FileCache:
         self._weight -= self._weights.pop(rollout_id, 0)
 
 
-def numbered_lines(data: bytes, before: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield the whole lines of ``data`` without their ends, and their numbers; ``before`` lines stand in front."""
-    *lines, _ = data.split(b"\n")
-    yield from enumerate(lines, before + 1)
+def numbered_lines(data: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of a binary file without their ends, and their numbers; ``before`` lines stand in front."""
+    for number, line in enumerate(data, before + 1):
+        if line.endswith(b"\n"):
+            yield number, line[:-1]
 
 
 def _read(calls: FileCalls, fd: int, start: int, end: int) -> bytes:

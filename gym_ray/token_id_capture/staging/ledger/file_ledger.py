@@ -7,6 +7,7 @@ the peer's, so a directory can be handed from one to the other.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,7 +76,7 @@ class FileCaptureLedger:
             self._files, on_done=_tell, threads=self._calls.threads, name="ledger"
         )
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="ledger-read")
-        self._is_closed = False
+        self._is_closed, self._process = False, os.getpid()
 
     async def resolve(self, rollout_id: str, items: Sequence[Any]) -> LineageResolution:
         """Return which committed call a request continues; see the protocol."""
@@ -141,7 +142,7 @@ class FileCaptureLedger:
         Raises:
             CaptureError: A file did not answer in time; what was to be written to it may not be there.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_inherited:
             return
         self._is_closed = True
         done = await asyncio.to_thread(self._commits.close, self._close_timeout_s)
@@ -152,6 +153,7 @@ class FileCaptureLedger:
 
     async def _append(self, rollout_id: str, what: str, make_row: Callable[[], dict[str, Any]], items: int) -> None:
         pending = PendingLine(check_rollout_id(rollout_id), what, make_row, items, self._files)
+        self._refuse_inherited(f"{what} could not be kept")
         try:
             self._commits.submit(pending)
         except OSError as error:
@@ -164,10 +166,22 @@ class FileCaptureLedger:
     async def _run(self, work: Callable[[], _ResultT], problem: str) -> _ResultT:
         if self._is_closed:
             raise CaptureError(f"{self.root}: {problem}: the ledger is closed")
+        self._refuse_inherited(problem)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except OSError as error:
             raise CaptureError(f"{self.root}: {problem}: {error}") from error
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a fork of the process whose threads do the work."""
+        return os.getpid() != self._process
+
+    def _refuse_inherited(self, problem: str) -> None:
+        if self._is_inherited:
+            raise CaptureError(
+                f"{self.root}: {problem}: the ledger belongs to process {self._process}; open another one after a fork"
+            )
 
     async def _remove(
         self, rollout_ids: Sequence[str], remove: Callable[[Sequence[str]], RolloutRemoval]
@@ -180,12 +194,13 @@ class FileCaptureLedger:
 
     def _manifest(self, rollout_id: str) -> RolloutManifest:
         name = rollout_id + LEDGER_SUFFIX
+        entries: list[CallRecord | ManifestFailure | None] = []
         try:
-            data = (self.root / name).read_bytes()
+            with (self.root / name).open("rb") as file:  # line by line: long chains make large files
+                entries += [_entry(line, f"{name}:{number}") for number, line in numbered_lines(file)]
         except FileNotFoundError:
-            data = b""
-        entries = [_entry(line, f"{name}:{number}") for number, line in numbered_lines(data)]
-        if not data:
+            self.root.stat()  # without the directory, nobody can say that there are no rows
+        if not entries:
             self._refuse_retired(rollout_id)
         return RolloutManifest(
             rollout_id=rollout_id,

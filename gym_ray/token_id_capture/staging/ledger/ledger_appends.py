@@ -150,6 +150,14 @@ class LedgerAppends(LineFiles):
             batch.rows_of[line.model_call_id] = pending
         return True
 
+    def stage(self, name: str, compose: Callable[[], bytes], *, wait: bool) -> StagedAppend:
+        """Do as :meth:`LineFiles.stage`, and keep nothing of an append that failed."""
+        try:
+            return super().stage(name, compose, wait=wait)
+        except BaseException:
+            self._batches.pop(name, None)
+            raise
+
     def settle(self, staged: StagedAppend, error: BaseException | None = None) -> None:
         """Cut off what could not be synced, or remove the empty file of a retired rollout; then unlock.
 

@@ -197,13 +197,18 @@ def line_of(row: Mapping[str, Any], place: str, line: bytes | None = None) -> Le
     chain = [] if chain is None else chain
     if not isinstance(chain, list) or not all(isinstance(key, str) and key for key in chain):
         raise DamagedRecordError(f"{place}: staging_chain is no list of keys")
+    staging_key = _optional(row, "staging_key", place) or ""
+    if chain and staging_key and chain[-1] != staging_key:
+        raise DamagedRecordError(
+            f"{place}: staging_chain ends with {chain[-1]!r}, not with its own key {staging_key!r}"
+        )
     chain_hash, cumulative_hash = _digest(row, "chain_hash", place), _digest(row, "cumulative_hash", place)
     cum_len = _number(row, "cum_len", place)
     return LedgerLine(
         call_id,
         sameness,
         lookup=_lookup(row, place, f"{cumulative_hash}:{chain_hash}" if cumulative_hash and chain_hash else None),
-        staging_key=_optional(row, "staging_key", place) or "",
+        staging_key=staging_key,
         staging_chain=tuple(chain),
         cum_len=cum_len,
         chain_hash=chain_hash,

@@ -6,14 +6,14 @@ doubt, no row is the parent: two answers of the same text are one parent only if
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gym_ray.errors import RecordConflictError
 from gym_ray.token_id_capture.lineage import (
+    AMBIGUOUS_REASON,
     LOOKUP_ERROR_REASON,
     CallIndex,
     LineageMatch,
@@ -26,7 +26,7 @@ from gym_ray.token_id_capture.staging.ledger.ledger_lines import LedgerLine
 
 __all__ = ["Addition", "RolloutRows"]
 
-_KEYS_AS_HEAVY_AS_A_ROW: Final = 64
+_KEYS_AS_HEAVY_AS_A_ROW: Final = 16
 
 
 class Addition(Enum):
@@ -36,9 +36,33 @@ class Addition(Enum):
     REPLAY = "replay"
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Key:
+    """A staging key behind the chain of its parent, which all that continue it share (C308)."""
+
+    key: str
+    before: _Key | None
+
+    def chain(self) -> tuple[str, ...]:
+        """Return the keys from the root to this one."""
+        keys, link = [], self
+        while True:
+            keys.append(link.key)
+            if link.before is None:
+                return tuple(reversed(keys))
+            link = link.before
+
+
+class _Row(NamedTuple):
+    line: LedgerLine
+    """Without its chain."""
+    end: _Key | None
+    """The end of its chain."""
+
+
 @dataclass(slots=True)
 class _Call:
-    rows: list[LedgerLine] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
 
 
@@ -50,11 +74,12 @@ class RolloutRows:
         damaged: Places of lines that could not be read; nothing resolves while there are any.
     """
 
-    __slots__ = ("_by_id", "_index", "damaged", "weight")
+    __slots__ = ("_by_id", "_index", "_keys", "damaged", "weight")
 
     def __init__(self) -> None:
         self._by_id: dict[str, _Call] = {}
         self._index = CallIndex()
+        self._keys: dict[str, _Key] = {}
         self.weight = 0
         self.damaged: list[str] = []
 
@@ -65,13 +90,28 @@ class RolloutRows:
     def add(self, line: LedgerLine) -> None:
         """Take a line; what is known already changes nothing."""
         call = self._by_id.setdefault(line.model_call_id, _Call())
-        self.weight += 1 + len(line.staging_chain) // _KEYS_AS_HEAVY_AS_A_ROW
+        self.weight += 1
         if line.lookup is None:
             call.reasons.add(line.failure_reason or "")
-        elif not any(row.sameness == line.sameness for row in call.rows):
-            call.rows.append(replace(line, staging_chain=tuple(map(sys.intern, line.staging_chain))))
+        elif not any(row.line.sameness == line.sameness for row in call.rows):
+            call.rows.append(_Row(replace(line, staging_chain=()), self._end_of(line.staging_chain)))
             if line.staging_key:
                 self._index.add(line.lookup)
+
+    def _end_of(self, chain: tuple[str, ...]) -> _Key | None:
+        """Return the end of a chain, whose beginning is that of the parent if it has the same keys."""
+        if not chain:
+            return None
+        before, own = chain[:-1], chain[-1]
+        end = self._keys.get(before[-1]) if before else None
+        if end is not None and end.chain() != before:
+            end = None
+        if end is None:
+            for key in before:
+                end = _Key(key, end)
+            self.weight += len(before) // _KEYS_AS_HEAVY_AS_A_ROW
+        end = self._keys[own] = _Key(own, end)
+        return end
 
     def judge(self, line: LedgerLine) -> Addition:
         """Say whether a line is new (C201, C202).
@@ -87,7 +127,7 @@ class RolloutRows:
         if call.reasons:
             reasons = ", ".join(sorted(call.reasons))
             raise RecordConflictError(f"call {line.model_call_id!r} failed already ({reasons}), so it gets no row")
-        if any(row.sameness != line.sameness for row in call.rows):
+        if any(row.line.sameness != line.sameness for row in call.rows):
             raise RecordConflictError(f"call {line.model_call_id!r} has another row already")
         return Addition.REPLAY if call.rows else Addition.NEW
 
@@ -105,13 +145,15 @@ class RolloutRows:
         found = self._index.parent_of(hashed)
         if isinstance(found, Unresolved):
             return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=found.reason)
-        row = self._by_id[found.model_call_id].rows[0]
+        (row, end), *rivals = self._by_id[found.model_call_id].rows
+        if rivals:  # nobody can say which of them the call was
+            return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason=AMBIGUOUS_REASON)
         match = LineageMatch(
             row.model_call_id,
             (),
             row.digest,
             chain_hash=row.chain_hash,
-            staging_chain=row.staging_chain,
+            staging_chain=() if end is None else end.chain(),
             prev_len=row.cum_len,
         )
         return LineageResolution(ParentResolutionStatus.RESOLVED, match)

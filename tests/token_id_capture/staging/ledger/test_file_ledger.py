@@ -22,7 +22,12 @@ from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, Recordin
 from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.staging import FileCaptureLedger, ManifestFailure, RolloutRemoval, admit
 from gym_ray.token_id_capture.staging.ledger.cached_file import FileCache
-from gym_ray.token_id_capture.staging.ledger.ledger_lines import DAMAGED_LINE_REASON, commit_line, commit_row
+from gym_ray.token_id_capture.staging.ledger.ledger_lines import (
+    DAMAGED_LINE_REASON,
+    commit_line,
+    commit_row,
+    failure_row,
+)
 
 FILE = "r1.lineage.jsonl"
 
@@ -78,6 +83,17 @@ class TestOtherProcesses:
         assert await parent(ledger, 1) == "c0"
         with path.open("r+b") as file:  # the same inode, the same length
             file.write(line(0, "others"))
+        found = (await ledger.resolve("r1", asked_at(1))).match
+        assert found is not None
+        assert found.chain_hash == commit_of_turn(0, tokens="others").record.chain_hash
+
+    async def test_a_new_file_whose_last_line_is_the_old_one_is_read_anew(
+        self, ledger: FileCaptureLedger, tmp_path: Path
+    ) -> None:
+        path, failure = tmp_path / FILE, commit_line(failure_row("c9", "failed"))
+        path.write_bytes(line(0) + failure)
+        assert await parent(ledger, 1) == "c0"
+        path.write_bytes(line(0, "others") + failure)  # its id is used again, and so is its inode
         found = (await ledger.resolve("r1", asked_at(1))).match
         assert found is not None
         assert found.chain_hash == commit_of_turn(0, tokens="others").record.chain_hash
@@ -157,6 +173,7 @@ class TestDamage:
             b'{"failure_reason":5,"model_call_id":"c"}',
             b'{"model_call_id":"c","staging_chain":[5]}',
             b'{"model_call_id":"c","cum_len":-1}',
+            b'{"model_call_id":"c","staging_key":"k","staging_chain":["k","other"]}',
             b'{"model_call_id":"c","fingerprint":5}',
             b'{"model_call_id":"c","staging_key":"k","response_id":"r","chain_hash":"x","cumulative_hash":"y"}',
             b"[" * 100_000,
@@ -180,6 +197,14 @@ class TestDamage:
         manifest = await ledger.manifest("r1")
         assert manifest.records == []
         assert manifest.failures == [ManifestFailure(model_call_id=f"{FILE}:1", reason=DAMAGED_LINE_REASON)]
+
+    async def test_a_call_with_rows_that_differ_is_nobodys_parent(
+        self, ledger: FileCaptureLedger, tmp_path: Path
+    ) -> None:
+        row = commit_row(commit_of_turn(1, tokens="others")) | {"model_call_id": "c0"}
+        (tmp_path / FILE).write_bytes(line(0) + commit_line(row))
+        assert [await parent(ledger, turn) for turn in (1, 2)] == [None, None]
+        assert await kept(ledger) == ["c0", "c0"]
 
     async def test_a_torn_end_is_not_read_and_cut_off_by_the_next_append(self, tmp_path: Path) -> None:
         path, ledger = tmp_path / FILE, FileCaptureLedger(tmp_path, calls=Unsynced())
@@ -287,6 +312,57 @@ class TestDurability:
         with pytest.raises(CaptureError, match="could not be created"):
             FileCaptureLedger(tmp_path / "file" / "ledger")
 
+    async def test_a_directory_that_is_gone_is_no_empty_ledger(
+        self, ledger: FileCaptureLedger, other: FileCaptureLedger, tmp_path: Path
+    ) -> None:
+        await ledger.record(commit_of_turn(0))
+        os.rename(tmp_path, elsewhere := tmp_path.with_name("elsewhere"))
+        for asked in (ledger, other):
+            for rollout_id in ("r1", "unknown"):
+                for refused in (
+                    asked.manifest(rollout_id),
+                    asked.has_rows(rollout_id),
+                    asked.resolve(rollout_id, asked_at(1)),
+                    admit(asked, rollout_id=rollout_id, model_call_id="c1", items=asked_at(1)),
+                    asked.record(commit_of_turn(1, rollout_id)),
+                    asked.record_failure(rollout_id, "c1", "failed"),
+                    asked.retire([rollout_id]),
+                    asked.delete([rollout_id]),
+                ):
+                    with pytest.raises(CaptureError, match="No such file"):
+                        await refused
+        os.rename(elsewhere, tmp_path)
+        assert await kept(ledger) == ["c0"]
+
+    async def test_what_fails_is_kept_nowhere(self, tmp_path: Path) -> None:
+        calls = FaultyCalls(lambda path: path.endswith(".jsonl"))
+        ledger = FileCaptureLedger(tmp_path, calls=calls)
+        calls.write_error = OSError(errno.ENOSPC, "full")
+        for number in range(20):
+            with pytest.raises(CaptureError, match="full"):
+                await ledger.record(commit_of_turn(0, f"r{number}"))
+        assert not ledger._files._batches
+        await ledger.close()
+
+    def test_a_fork_is_told_to_open_its_own(self, tmp_path: Path) -> None:
+        ledger = FileCaptureLedger(tmp_path)
+        asyncio.run(ledger.record(commit_of_turn(0)))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writer, asyncio.run(_use(ledger)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with open(reader) as told:
+            lines = told.read().splitlines()
+        os.waitpid(child, 0)
+        assert len(lines) == 3
+        assert all(f"belongs to process {os.getpid()}" in line for line in lines)
+        assert asyncio.run(kept(ledger)) == ["c0"]
+        asyncio.run(ledger.close())
+
     async def test_a_closed_ledger_refuses(self, tmp_path: Path) -> None:
         ledger = FileCaptureLedger(tmp_path)
         await ledger.close()
@@ -295,6 +371,13 @@ class TestDurability:
             await ledger.record(commit_of_turn(0))
         with pytest.raises(CaptureError, match="closed"):
             await ledger.has_rows("r1")
+
+
+async def _use(ledger: FileCaptureLedger) -> str:
+    uses = [ledger.record(commit_of_turn(1)), ledger.manifest("r1"), ledger.retire(["r1"])]
+    answers = await asyncio.gather(*uses, return_exceptions=True)
+    await ledger.close()
+    return "\n".join(map(str, answers))
 
 
 class TestManyAtOnce:
