@@ -24,6 +24,7 @@ from gym_ray.token_id_capture.staging.parquet.schema import FORMAT, FORMAT_VERSI
 __all__ = ["Retirements"]
 
 _HASH_CHARACTERS: Final = 32
+_DIRECTORY_CHARACTERS: Final = 3
 _KEPT: Final = 1024
 """Retirements in memory."""
 
@@ -56,7 +57,7 @@ class Retirements:
         known = self.of(rollout_id)
         new = [call for call in wanted if (call.model_call_id, call.digest) not in known]
         if new:
-            name = retired_name(f"{_hashed(rollout_id)}-{secrets.token_hex(16)}")
+            name = retired_name(f"{_stem(rollout_id)}{secrets.token_hex(16)}")
             self._store.publish(name, _encoded(rollout_id, new))
         return len(new)
 
@@ -67,7 +68,7 @@ class Retirements:
             StorageError: They could not be read.
             ValueError: A retirement is damaged.
         """
-        names = self._store.list(f"{RETIRED_PREFIX}{_hashed(rollout_id)}-")
+        names = self._store.list(f"{RETIRED_PREFIX}{_stem(rollout_id)}")
         found = [self._read(name) for name in names]
         return frozenset().union(*(calls for rollout, calls in found if rollout == rollout_id))
 
@@ -102,8 +103,10 @@ class Retirements:
         return found
 
 
-def _hashed(rollout_id: str) -> str:
-    return hashlib.sha256(rollout_id.encode()).hexdigest()[:_HASH_CHARACTERS]
+def _stem(rollout_id: str) -> str:
+    """Return what the names of a rollout's retirements begin with; thousands of directories keep each of them short."""
+    hashed = hashlib.sha256(rollout_id.encode()).hexdigest()[:_HASH_CHARACTERS]
+    return f"{hashed[:_DIRECTORY_CHARACTERS]}/{hashed}-"
 
 
 def _encoded(rollout_id: str, calls: Sequence[CallIdentity]) -> bytes:

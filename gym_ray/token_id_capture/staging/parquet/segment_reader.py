@@ -29,7 +29,7 @@ _MAGIC: Final = b"PAR1"
 _END_BYTES: Final = 8
 _PARSED_OVER_STORED: Final = 13
 """Memory that a parsed footer takes, for each of its bytes; measured."""
-_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError, StopIteration)
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError)
 """What the Parquet library raises when bytes are not what they should be."""
 
 _Piece = tuple[int, bytes]
@@ -157,7 +157,9 @@ class SegmentReader:
         """Return the place of a column whose descriptions, in all row groups, were found to be sound."""
         if column not in self._checked:
             schema = self._metadata.schema
-            at = next(at for at in range(len(schema)) if schema.column(at).path == column)
+            at = next((at for at in range(len(schema)) if schema.column(at).path == column), -1)
+            if at < 0:
+                raise ValueError(f"it has no column {column}")
             probe = _NoData(self._store, self.name, self.size, ())
             file = pq.ParquetFile(pa.PythonFile(probe, mode="r"), metadata=self._metadata, pre_buffer=True)
             try:

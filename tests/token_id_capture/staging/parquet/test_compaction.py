@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gym_ray.errors import CaptureError, ForeignKeyError, StagedCallMissingError, StorageMissingError
+from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
 from gym_ray.storage.streams import StreamedValue
 from gym_ray.testing.staged_rollout import StagedRollout
@@ -179,7 +181,7 @@ def test_retired_calls_are_gone_for_everybody_and_dropped_by_compaction(tmp_path
         reader.fetch(list(staged))
         assert source.retire(manifest_of(staged, "r1")) == 3
         assert source.retire(manifest_of(staged, "r1")) == 0
-        assert len(list(tmp_path.glob("retired/*.json"))) == 1
+        assert len(list(tmp_path.glob("retired/*/*.json"))) == 1
         for one in (reader, source):
             for key in gone:
                 with pytest.raises(StagedCallMissingError, match="of rollout r1 was retired"):
@@ -303,7 +305,7 @@ class MortalStore(PosixStore):
 
 
 def prepared(root: Path) -> tuple[Staged, list[str]]:
-    staged = stage(root, calls=2)
+    staged = stage(root, rollouts=2, calls=2)
     with ParquetStagingSource(root) as source:
         source.retire(manifest_of(staged, "r1"))
     kept = {key: value for key, value in staged.items() if value[0].rollout_id != "r1"}
@@ -315,7 +317,7 @@ def test_a_crash_at_any_step_loses_nothing_and_the_next_run_completes(tmp_path: 
     shutil.copytree(tmp_path / "before", tmp_path / "whole")
     counting = MortalStore(tmp_path / "whole")
     compact(counting, rules=AT_ONCE)
-    assert counting.steps > 25
+    assert counting.steps > 20
     for dies_at in range(counting.steps):
         root = tmp_path / str(dies_at)
         shutil.copytree(tmp_path / "before", root)
@@ -338,6 +340,7 @@ def test_a_killed_process_is_followed_by_one_that_completes(tmp_path: Path) -> N
     program = """
 import os, signal, sys
 from pathlib import Path
+from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
 from gym_ray.token_id_capture.staging.parquet.compaction import CompactionRules, compact
 
@@ -452,7 +455,7 @@ def test_a_damaged_retirement_is_named(tmp_path: Path) -> None:
     staged = stage(tmp_path, rollouts=1)
     with ParquetStagingSource(tmp_path) as source:
         source.delete(list(staged)[:1])
-    (retired,) = tmp_path.glob("retired/*.json")
+    (retired,) = tmp_path.glob("retired/*/*.json")
     retired.write_bytes(b'{"format": "gym-ray-staging"}')
     with ParquetStagingSource(tmp_path) as source, pytest.raises(ValueError, match=f"{retired.name} is damaged"):
         source.fetch(list(staged)[:1])
@@ -472,3 +475,42 @@ def test_a_store_that_vanishes_is_an_error_of_its_own(tmp_path: Path) -> None:
         pytest.raises(KeyError, match="no note of where it went"),
     ):
         source.fetch(list(staged)[:1])
+
+
+def test_thousands_of_retirements_do_not_slow_a_reader_down(tmp_path: Path) -> None:
+    """A reader looks for the retirements of its own rollouts, and never lists the others."""
+    listed: list[str] = []
+
+    class Listing(PosixStore):
+        def list(self, prefix: str = "") -> list[str]:
+            listed.append(prefix)
+            return super().list(prefix)
+
+    staged = stage(tmp_path, rollouts=2)
+    with ParquetStagingSource(tmp_path) as source:
+        source.delete([key for key, (record, _) in staged.items() if record.rollout_id == "r1"])
+    (retired,) = tmp_path.glob("retired/*/*.json")
+    with ParquetStagingSource("", store=Listing(tmp_path)) as source:
+        source.fetch([key for key, (record, _) in staged.items() if record.rollout_id == "r0"])
+    (prefix,) = listed
+    directory, _, stem = prefix.rpartition("/")
+    assert directory.startswith("retired/")
+    assert len(stem) > 32
+    assert not retired.relative_to(tmp_path).as_posix().startswith(prefix)
+
+
+def test_an_object_store_is_compacted_as_a_directory_is() -> None:
+    where = f"memory://{secrets.token_hex(6)}"
+    rollout, keys = StagedRollout("r"), []
+    for at in range(3):
+        record = rollout.add(f"c{at}", [at], [7], parent=f"c{at - 1}" if at else None)
+        with ParquetStagingSink(where) as sink:
+            keys.append(str(sink.stage(record, attachments={"pixels": np.full(3, at)}).staging_key))
+    with ParquetStagingSource(where) as source:
+        assert source.delete(keys[2:]) == 1
+        report = compact(open_store(where), rules=AT_ONCE)
+        assert (len(report.deleted), report.dropped_calls, report.problems) == (3, 1, [])
+        assert source.fetch_prefix_token_ids(keys[:2]).tolist() == [0, 7, 1, 7]
+        assert source.open_attachment(keys[1], "pixels").read().tolist() == [1, 1, 1]
+        with pytest.raises(StagedCallMissingError, match="retired"):
+            source.fetch(keys[2:])

@@ -1,0 +1,163 @@
+"""A segment is read by ranges, and a damaged one is an error, never the end of the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gym_ray.errors import StorageError, StorageMissingError
+from gym_ray.storage.posix import PosixStore
+from gym_ray.testing.staged_rollout import StagedRollout
+from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem
+from gym_ray.token_id_capture.staging.parquet.call_segments import write_calls_segment
+from gym_ray.token_id_capture.staging.parquet.committer import SegmentStream
+from gym_ray.token_id_capture.staging.parquet.layout import SegmentName
+from gym_ray.token_id_capture.staging.parquet.schema import CALLS_SCHEMA
+from gym_ray.token_id_capture.staging.parquet.segment_cache import SegmentCache
+from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
+
+NAME = SegmentName("default", "0123456789abcdef0123", 0, "calls")
+
+
+def write(root: Path, calls: int, name: SegmentName = NAME) -> PosixStore:
+    """Write a segment of roots of rollouts r000, r001, …."""
+    store = PosixStore(root)
+    items = [CallItem(StagedRollout(f"r{at:03}").add("c", [1, 2], [9]), None) for at in range(calls)]
+    with store.stream(str(name)) as value:
+        write_calls_segment(SegmentStream(name, value, lambda: None), items, "0" * 16)
+        value.publish()
+    return store
+
+
+def test_row_groups_and_their_rollouts(tmp_path: Path) -> None:
+    reader = SegmentReader(write(tmp_path, 40), str(NAME))
+    assert [reader.rows(group) for group in range(reader.row_groups)] == [16, 16, 8]
+    assert [reader.text_range(group, "rollout_id") for group in range(3)] == [
+        ("r000", "r015"),
+        ("r016", "r031"),
+        ("r032", "r039"),
+    ]
+    assert reader.text_range(0, "model_call_id") is None
+    assert [reader.locate(row) for row in (0, 15, 16, 39)] == [(0, 0), (0, 15), (1, 0), (2, 7)]
+    assert (reader.facts.kind, reader.facts.store_id, reader.facts.name) == ("calls", "0" * 16, str(NAME))
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    store = write(tmp_path, 3)
+    reader = SegmentReader(store, str(NAME))
+    with pytest.raises(ValueError, match="has no row 3"):
+        reader.locate(3)
+    with pytest.raises(ValueError, match="has no row group 1"):
+        reader.read(1, ["rollout_id"], CALLS_SCHEMA)
+    with pytest.raises(ValueError, match="no_such"):
+        reader.text_range(0, "no_such")
+    with pytest.raises(StorageMissingError):
+        SegmentReader(store, str(SegmentName("default", NAME.writer, 1, "calls")))
+    with pytest.raises(ValueError, match="holds rows of kind calls, not tokens"):
+        SegmentReader(store, str(NAME), kind="tokens")
+
+
+def test_a_failure_of_the_store_is_not_taken_for_damage(tmp_path: Path) -> None:
+    write(tmp_path, 1600)
+
+    class Failing(PosixStore):
+        def read_range(self, name: str, start: int, length: int) -> bytes:
+            raise StorageError(f"{name}: {length} bytes from {start} did not come")
+
+    reader = SegmentReader(Failing(tmp_path), str(NAME))
+    with pytest.raises(StorageError, match="did not come"):
+        reader.read(0, ["rollout_id"], CALLS_SCHEMA)
+
+
+def test_a_footer_longer_than_the_first_read(tmp_path: Path) -> None:
+    store = write(tmp_path, 1600)
+    reader = SegmentReader(store, str(NAME))
+    assert reader.row_groups == 100
+    assert reader.weight > 160 * 1024
+    assert reader.read(99, ["rollout_id"], CALLS_SCHEMA)["rollout_id"].to_pylist()[-1] == "r1599"
+
+
+def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
+    write(tmp_path, 20)
+    program = """
+import sys
+from pathlib import Path
+from gym_ray.storage.posix import PosixStore
+from gym_ray.token_id_capture.staging.parquet.schema import CALLS_SCHEMA
+from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
+
+root, name = Path(sys.argv[1]), sys.argv[2]
+path = root / name
+data = bytearray(path.read_bytes())
+footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+errors = 0
+for at in range(footer, len(data), 23):
+    for flip in (0x01, 0x41, 0x80):
+        data[at] ^= flip
+        path.write_bytes(data)
+        try:
+            reader = SegmentReader(PosixStore(root), name)
+            for group in range(reader.row_groups):
+                reader.text_range(group, "rollout_id")
+                reader.read(group, ["rollout_id", "token_ids"], CALLS_SCHEMA)
+        except ValueError as error:
+            errors += str(path) in str(error)
+        data[at] ^= flip
+print(errors)
+"""
+    arguments = [sys.executable, "-c", program, str(tmp_path), str(NAME)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 150
+
+
+def test_a_cache_keeps_within_its_bound(tmp_path: Path) -> None:
+    names = [SegmentName("default", NAME.writer, seq, "calls") for seq in range(4)]
+    for name in names:
+        store = write(tmp_path, 20, name=name)
+    opened: list[str] = []
+
+    class Counting(PosixStore):
+        def read_tail(self, name: str, length: int) -> tuple[bytes, int]:
+            opened.append(name)
+            return super().read_tail(name, length)
+
+    weight = SegmentReader(store, str(names[0])).weight
+    cache = SegmentCache(Counting(tmp_path), max_bytes=2 * weight + weight // 2)
+    for name in (0, 1, 0, 2, 0, 1, 3, 3):
+        cache.open(str(names[name]))
+    assert opened == [str(names[name]) for name in (0, 1, 2, 1, 3)]
+    cache.forget(str(names[3]))
+    cache.forget("never seen")
+    cache.open(str(names[3]))
+    assert opened[-1] == str(names[3])
+    small = SegmentCache(Counting(tmp_path), max_bytes=1)
+    assert small.open(str(names[0])) is small.open(str(names[0]))
+
+
+def test_who_waits_for_a_footer_is_told_that_it_failed(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    waiting = threading.Barrier(2, timeout=20)
+    reads = [0]
+
+    class Slow(PosixStore):
+        def read_tail(self, name: str, length: int) -> tuple[bytes, int]:
+            reads[0] += 1
+            if reads[0] == 1:
+                waiting.wait()
+                raise StorageError("the disk is gone")
+            return super().read_tail(name, length)
+
+    cache = SegmentCache(Slow(tmp_path))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cache.open, str(NAME))
+        waiting.wait()
+        with pytest.raises(StorageError, match="the disk is gone"):
+            first.result()
+    assert cache.open(str(NAME)).row_groups == 1
+    assert reads[0] == 2
