@@ -63,7 +63,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_store_is_not_taken_for_damage(tmp_path: Path) -> None:
-    write(tmp_path, 1600)
+    write(tmp_path, 1000)
 
     class Failing(PosixStore):
         def read_range(self, name: str, start: int, length: int) -> bytes:
