@@ -1,13 +1,12 @@
 """What is said about calls beside their records: rows that are only ever added, and what they come to.
 
-No order can be told between rows of two writers, so none matters: a call is open while it was begun more often than it
-was withdrawn, and every mark counts.
+Rows of two writers have no order but that of their clocks. So every mark counts, wherever it stands, and a call is open
+unless it was withdrawn at the time of its last beginning or later: clocks that disagree leave it open.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -104,11 +103,14 @@ def events_of(table: pa.Table, rollout_id: str, segment: str, group: int) -> Ite
 
 
 def open_calls(events: Iterable[StoredEvent]) -> list[str]:
-    """Return the calls that were begun and not withdrawn, sorted."""
-    open_count: Counter[str] = Counter()
+    """Return the calls that were begun and not withdrawn since, sorted."""
+    begun: dict[str, float] = {}
+    withdrawn: dict[str, float] = {}
     for event in events:
-        open_count[event.model_call_id] += {BEGUN: 1, WITHDRAWN: -1}.get(event.event, 0)
-    return sorted(call_id for call_id, count in open_count.items() if count > 0)
+        last = {BEGUN: begun, WITHDRAWN: withdrawn}.get(event.event)
+        if last is not None:
+            last[event.model_call_id] = max(event.created_at, last.get(event.model_call_id, event.created_at))
+    return sorted(call_id for call_id, at in begun.items() if at > withdrawn.get(call_id, float("-inf")))
 
 
 def marks_of(events: Iterable[StoredEvent]) -> list[CaptureProblem]:

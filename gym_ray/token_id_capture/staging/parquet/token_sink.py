@@ -230,6 +230,7 @@ class ParquetTokenSink:
 
         Raises:
             RecordConflictError: It kept another one.
+            RolloutFrozenError: It kept another one, and the rollout takes no new calls.
             RolloutRetiredError: The rollout was handed over.
         """
         with self._lock:
@@ -241,6 +242,7 @@ class ParquetTokenSink:
         found = read_rows(self._segments, row.rollout_id, tokens=False).records
         digests = [record.digest for record in found if record.model_call_id == row.model_call_id]
         if digests and row.digest not in digests:
+            self._refuse_frozen(row.rollout_id)
             problem = f"call {row.model_call_id!r} has another record already"
             self._mark(row.rollout_id, row.model_call_id, CONFLICTING_RECORD, problem)
             raise RecordConflictError(f"{row.rollout_id}: {problem}")
