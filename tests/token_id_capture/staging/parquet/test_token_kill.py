@@ -36,8 +36,8 @@ asyncio.run(write(sys.argv[1]))
 
 
 async def test_kills(tmp_path: Path) -> None:
-    named = [await named_behind_a_kill(tmp_path / str(seed), random.Random(seed).randint(1, 150)) for seed in range(5)]
-    assert sum(named) >= 5  # so that the kills met calls on their way
+    named = [await named_behind_a_kill(tmp_path / str(seed), random.Random(seed).randint(1, 150)) for seed in range(3)]
+    assert sum(named) >= 3  # so that the kills met calls on their way
 
 
 async def named_behind_a_kill(where: Path, after_lines: int) -> int:
