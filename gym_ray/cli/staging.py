@@ -36,6 +36,7 @@ def show(
     # The file libraries take longer to load than most commands to run.
     from gym_ray.cli import staging_report as report
     from gym_ray.cli import staging_view as view
+    from gym_ray.token_id_capture.staging.parquet import list_calls, survey_store
 
     store = report.open_place(where, storage_options)
     with _named(where):
@@ -43,10 +44,10 @@ def show(
             document = report.call_document(store, key)
             view.print_json(document) if as_json else view.print_call(document)
         elif calls:
-            listed = report.list_calls(store)
+            listed = list_calls(store)
             view.print_json([asdict(call) for call in listed]) if as_json else view.print_calls(listed)
         else:
-            found = report.survey(store)
+            found = survey_store(store)
             view.print_json(view.survey_document(found)) if as_json else view.print_survey(found)
 
 
@@ -69,7 +70,7 @@ def compact(
     """
     from gym_ray.cli.staging_report import open_place
     from gym_ray.cli.staging_view import print_compaction, print_json
-    from gym_ray.token_id_capture.staging.parquet.compaction import CompactionRules, compact
+    from gym_ray.token_id_capture.staging.parquet import CompactionRules, compact
 
     rules = CompactionRules(max_calls=max_calls, delay_s=delay_s)
     with _named(where):

@@ -1,73 +1,18 @@
-"""What ``gym-ray staging`` says of a store and of a call, before anybody decides how it looks."""
+"""What ``gym-ray staging`` says of a call, before anybody decides how it looks, and how it finds a store."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.errors import CaptureError, SettingsError, StorageMissingError
+from gym_ray.errors import SettingsError
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
-from gym_ray.token_id_capture.staging.parquet.attachment_reading import AttachmentView
-from gym_ray.token_id_capture.staging.parquet.compaction_plan import is_plan
-from gym_ray.token_id_capture.staging.parquet.identity import read_identity
-from gym_ray.token_id_capture.staging.parquet.keys import SegmentKey
-from gym_ray.token_id_capture.staging.parquet.layout import (
-    CALLS_KIND,
-    FROZEN_PREFIX,
-    RETIRED_PREFIX,
-    SegmentName,
-    parse_segment_name,
-)
-from gym_ray.token_id_capture.staging.parquet.moves import note_name
-from gym_ray.token_id_capture.staging.parquet.retirement import Retirements
-from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
-from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
-from gym_ray.token_id_capture.staging.parquet.stored_calls import stored_calls
+from gym_ray.token_id_capture.staging.parquet import AttachmentView, ParquetStagingSource
 
-__all__ = ["KindSurvey", "ListedCall", "StoreSurvey", "call_document", "list_calls", "open_place", "survey"]
-
-_MAX_PARALLEL: Final = 8
-
-
-@dataclass(slots=True)
-class KindSurvey:
-    """The segments of one kind in one partition; the moved ones are on their way out."""
-
-    segments: int = 0
-    bytes: int = 0
-    moved_segments: int = 0
-    moved_bytes: int = 0
-    writers: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSurvey:
-    """What lies in a staging store."""
-
-    place: str
-    store_id: str
-    kinds: Mapping[tuple[str, str], KindSurvey]
-    retirements: int
-    frozen: int
-    unfinished_compactions: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedCall:
-    """One staged call, under a key that leads to it."""
-
-    rollout_id: str
-    model_call_id: str
-    attachments: int
-    retired: bool
-    key: str
+__all__ = ["call_document", "open_place"]
 
 
 def open_place(where: str, storage_options: str | None) -> SegmentStore:
@@ -85,62 +30,6 @@ def open_place(where: str, storage_options: str | None) -> SegmentStore:
         if not isinstance(options, dict):
             raise SettingsError("command line", "--storage-options", "it is no JSON object", 'such as {"anon": true}')
     return open_store(where if "://" in where else str(Path(where).absolute()), storage_options=options)
-
-
-def survey(store: SegmentStore) -> StoreSurvey:
-    """Look at every name and size of a store; no row is read.
-
-    Raises:
-        CaptureError: The place is no staging store.
-        StorageError: It could not be read.
-        ValueError: Its ``store.json`` is damaged.
-    """
-    store_id = _store_id(store)
-    names = set(store.list())
-    segments = [found for found in map(parse_segment_name, names) if found is not None]
-    kinds: dict[tuple[str, str], KindSurvey] = defaultdict(KindSurvey)
-    with ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="staging-survey") as pool:
-        for segment, size in zip(segments, pool.map(lambda one: _size(store, str(one)), segments), strict=True):
-            kind = kinds[segment.partition, segment.kind]
-            kind.writers.add(segment.writer)
-            if _is_moved(segment, names):
-                kind.moved_segments += 1
-                kind.moved_bytes += size
-            else:
-                kind.segments += 1
-                kind.bytes += size
-    return StoreSurvey(
-        store.place,
-        store_id,
-        dict(sorted(kinds.items())),
-        _counted(names, RETIRED_PREFIX),
-        _counted(names, FROZEN_PREFIX),
-        sum(map(is_plan, names)),
-    )
-
-
-def list_calls(store: SegmentStore) -> list[ListedCall]:
-    """Return every staged call, each once, without reading tokens or media.
-
-    Raises:
-        CaptureError: The place is no staging store.
-        StorageError: It could not be read.
-        ValueError: A segment is damaged.
-    """
-    store_id = _store_id(store)
-    retired = Retirements(store).all(_MAX_PARALLEL)
-    names = set(store.list())
-    found = []
-    for segment in sorted(filter(None, map(parse_segment_name, names)), key=str):
-        if segment.kind != CALLS_KIND or _is_moved(segment, names):
-            continue
-        for call in stored_calls(SegmentReader(store, str(segment))):
-            who = call.identity
-            key = SegmentKey(
-                store_id, segment.partition, segment.writer, segment.seq, call.row_group, call.row, who.digest[:8]
-            )
-            found.append(ListedCall(who.rollout_id, who.model_call_id, len(call.media or ()), who in retired, str(key)))
-    return sorted(found, key=lambda call: (call.rollout_id, call.model_call_id, call.key))
 
 
 def call_document(store: SegmentStore, key: str) -> dict[str, Any]:
@@ -165,28 +54,6 @@ def call_document(store: SegmentStore, key: str) -> dict[str, Any]:
         "extras": extras,
         "attachments": [_described(view) for found in attachments.values() for view in _views(found)],
     }
-
-
-def _store_id(store: SegmentStore) -> str:
-    store_id = read_identity(store)
-    if store_id is None:
-        raise CaptureError(f"{store.place}: no staging store is here; name the place that a sink was given")
-    return store_id
-
-
-def _size(store: SegmentStore, name: str) -> int:
-    try:
-        return store.size(name)
-    except StorageMissingError:
-        return 0  # compaction has just removed it
-
-
-def _is_moved(segment: SegmentName, names: set[str]) -> bool:
-    return segment.kind == CALLS_KIND and note_name(str(segment)) in names
-
-
-def _counted(names: Iterable[str], prefix: str) -> int:
-    return sum(name.startswith(prefix) for name in names)
 
 
 def _views(found: AttachmentView | list[AttachmentView]) -> list[AttachmentView]:

@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gym_ray import exact_json
-from gym_ray.cli.staging_report import ListedCall, StoreSurvey
-from gym_ray.token_id_capture.staging.parquet.compaction import CompactionReport
+from gym_ray.token_id_capture.staging.parquet import CompactionReport, ListedCall, StoreSurvey
 
 __all__ = ["print_call", "print_calls", "print_compaction", "print_json", "print_survey", "survey_document"]
 
