@@ -123,7 +123,7 @@ def _placed(values: NDArray[Any], start: int, lengths: CallLengths) -> NDArray[A
     """Return a row for each staged token: those from ``start`` on, and the sentinel for tokens without one."""
     kept = values[max(lengths.prev_len - start, 0) :]
     before = max(start - lengths.prev_len, 0)
-    wide = np.int32 if values.dtype.kind == "u" else values.dtype
+    wide = np.int64 if values.dtype.kind == "u" else values.dtype  # an id that int32 cuts would be another one
     placed = np.full((lengths.delta_len, *values.shape[1:]), MISSING_ROUTE_SENTINEL, wide)
     placed[before : before + len(kept)] = kept
     return placed

@@ -74,7 +74,7 @@ class VLLMCaptureAdapter:
         if "generation_token_ids" in message and "generation_log_probs" in message:
             ids, log_probs = message["generation_token_ids"], message["generation_log_probs"]
         else:
-            ids, log_probs = _of_log_prob_items(choice)
+            ids, log_probs = _of_log_prob_items(choice, strict=self._strict)
         if self._strict:
             ids, log_probs = exact_ids(ids, "generation ids"), exact_log_probs(log_probs, "generation log probs")
         else:
@@ -150,7 +150,7 @@ def _message(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return message
 
 
-def _of_log_prob_items(choice: Mapping[str, Any]) -> tuple[Any, Any]:
+def _of_log_prob_items(choice: Mapping[str, Any], *, strict: bool) -> tuple[Any, Any]:
     """Return what ``logprobs.content`` says, with the choice's own ``token_ids`` where stock vLLM has them."""
     content = (choice.get("logprobs") or {}).get("content")
     if content is None:
@@ -158,12 +158,27 @@ def _of_log_prob_items(choice: Mapping[str, Any]) -> tuple[Any, Any]:
     log_probs = [item["logprob"] for item in content]
     ids = choice.get("token_ids")
     if ids is None:
-        return [item["token_id"] if "token_id" in item else item["token"] for item in content], log_probs
+        return [_id_of_item(item, at, strict=strict) for at, item in enumerate(content)], log_probs
     for at, (token_id, item) in enumerate(zip(ids, content, strict=False)):
         named = _named_id(item)
         if named is not None and named != token_id:
             raise ValueError(f"log prob {at} is of token {named}, the id there is {token_id}")
     return ids, log_probs
+
+
+def _id_of_item(item: Mapping[str, Any], at: int, *, strict: bool) -> Any:
+    """Return what stands for the id of an item, unread.
+
+    Raises:
+        KeyError: The item has neither an id nor a token.
+        ValueError: It has the text of a token and no id, and only looks as if: an answer of digits (C326).
+    """
+    if "token_id" in item:
+        return item["token_id"]
+    token = item["token"]
+    if strict and item.get("bytes") is not None and not str(token).startswith(ID_PREFIX):
+        raise ValueError(f"generation ids: index {at}: {token!r} is no token id but text, whose bytes stand beside it")
+    return token
 
 
 def _named_id(item: Mapping[str, Any]) -> int | None:

@@ -74,6 +74,12 @@ def test_experts_beyond_16_bits_are_kept_whole() -> None:
     assert decode_routed_experts(payload).values[0, 0, 0] == 60005
 
 
+def test_experts_beyond_32_bits_are_not_cut_to_others(caplog: pytest.LogCaptureFixture) -> None:
+    payload = npy(rows(11, np.uint64) + np.uint64(1 << 32))
+    assert aligned_routes(payload, LENGTHS) == payload
+    assert "do not fit int32" in caplog.text
+
+
 @pytest.mark.parametrize("form", [lambda values: encode_routed_experts(values, "int8"), lambda values: values.tolist()])
 def test_routes_of_patched_workers_keep_their_form(form: Any) -> None:
     whole, short = aligned_routes(form(rows(12)), LENGTHS), aligned_routes(form(rows(11)), LENGTHS)

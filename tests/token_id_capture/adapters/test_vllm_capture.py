@@ -44,6 +44,16 @@ def test_an_answer_without_ids_is_not_read_from_its_words() -> None:
         VLLMCaptureAdapter().extract_generation(answer)
 
 
+def test_an_answer_of_digits_is_not_taken_for_ids() -> None:
+    four, two = ({"token": digit, "logprob": -1.0, "bytes": list(digit.encode())} for digit in "42")
+    with pytest.raises(ValueError, match=r"generation ids: index 0: '4' is no token id but text"):
+        VLLMCaptureAdapter().extract_generation(content(four, two))
+    assert VLLMCaptureAdapter().extract_generation(content({**four, "bytes": None})) == ([4], [-1.0])
+    named = {"token": "token_id:42", "logprob": -1.0, "bytes": list(b"token_id:42")}
+    assert VLLMCaptureAdapter().extract_generation(content(named)) == ([42], [-1.0])
+    assert VLLMCaptureAdapter(strict=False).extract_generation(content(four, two))[0] == [4, 2]
+
+
 def test_arrays_are_handed_on_as_they_are() -> None:
     ids, log_probs = np.array([3, 4]), np.array([-0.5, -1], np.float32)
     answer = {"prompt_token_ids": ids, "choices": [{"message": {"generation_token_ids": ids}}]}
