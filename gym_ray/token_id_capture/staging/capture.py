@@ -184,7 +184,7 @@ class RolloutTokenCapture:
             tokens = CallTokens(adapter.extract_prompt_ids(payload), *adapter.extract_generation(payload))
             extras = _aligned(adapter, adapter.extract_extras(payload), payload, call, tokens)
         except Exception as error:  # noqa: BLE001 - an adapter is foreign code; its failure is one of capture (C116)
-            return self.fail_claimed(call, "adapter", f"{type(error).__name__}: {error}")
+            return self._failed(call.admission, call.weight_version, CaptureFailure.raised("adapter", error))
         return self.finish_call(call, tokens, extras=extras, attachments=attachments)
 
     def fail_claimed(self, call: ActiveCall, kind: FailureKind, reason: str) -> CommitCoords:
@@ -205,14 +205,17 @@ class RolloutTokenCapture:
                 _refuse_old_extension(self._sink)
                 result = self._sink.stage(record, attachments=attachments)
         except Exception as error:  # noqa: BLE001 - a sink is foreign code; the call counts as not durable (C114)
-            return CaptureFailure("sink_raised", f"{type(error).__name__}: {error}")
+            return CaptureFailure.raised("sink_raised", error)
         if not isinstance(result, StageResult):
             return CaptureFailure("sink_answer", f"the sink answered {type(result).__name__} and no StageResult")
         if result.ok is not True:
             return CaptureFailure("sink_rejected", result.error or "the sink gave no reason")
-        if not isinstance(result.staging_key, str) or not result.staging_key:
-            return CaptureFailure("sink_answer", f"the sink staged the call under no key, but {result.staging_key!r}")
-        return _coordinates(record, result.staging_key)
+        try:
+            return _coordinates(record, result.staging_key)
+        except ValueError as error:  # a result that was made without validation
+            return CaptureFailure(
+                "sink_answer", f"the sink staged the call under no key, but {result.staging_key!r}: {error}"
+            )
 
     def _failed(self, admission: CaptureAdmission, weight_version: int, failure: CaptureFailure) -> CommitCoords:
         self._failures.add(failure.kind)
@@ -298,7 +301,7 @@ def _refuse_old_extension(sink: object) -> None:
         )
 
 
-def _coordinates(record: StagedCallRecord, staging_key: str) -> CommitCoords:
+def _coordinates(record: StagedCallRecord, staging_key: str | None) -> CommitCoords:
     return CommitCoords(
         rollout_id=record.rollout_id,
         model_call_id=record.model_call_id,

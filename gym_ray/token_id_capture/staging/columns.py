@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gym_ray.token_id_capture.token_arrays import FloatArray, pack_token_ids
 
-__all__ = ["Column", "as_float32", "id_column", "log_prob_column", "mask_column"]
+__all__ = ["Column", "as_float32", "id_array", "id_column", "log_prob_column", "mask_column", "plain_array"]
 
 T = TypeVar("T", int, float)
 
@@ -42,6 +42,7 @@ class Column(Sequence[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, values: NDArray[Any]) -> None:
+        values = plain_array(values, "a column")
         if values.ndim != 1 or values.dtype.kind not in _NUMBERS:
             raise ValueError(
                 f"a column is a one-dimensional array of numbers, not {values.dtype} of shape {values.shape}"
@@ -126,12 +127,10 @@ def id_column(values: object) -> Column[int]:
     Raises:
         ValueError: Something else, or an id that is negative or 2**64 and more; its index is named.
     """
-    if isinstance(values, Column):
-        values = values.array
     if isinstance(values, list | tuple):
         _refuse_other_types(values, (int,), "token id", "an integer")
         return Column(pack_token_ids(values))
-    return Column(pack_token_ids(_buffer(values, "token ids")))
+    return Column(pack_token_ids(id_array(values, "token ids")))
 
 
 def mask_column(values: object) -> Column[float]:
@@ -142,7 +141,7 @@ def mask_column(values: object) -> Column[float]:
     Raises:
         ValueError: Something else; its index is named.
     """
-    mask = values.array if isinstance(values, Column) else _numbers(values, "token mask", "mask value")
+    mask = _numbers(values, "token mask", "mask value")
     if mask.dtype.kind == "b":
         return Column(_owned(mask, np.bool_))
     ones = mask == 1
@@ -164,13 +163,38 @@ def log_prob_column(values: object) -> Column[float]:
     Raises:
         ValueError: A value is no float, not finite, or rounds past the largest float32; its index is named.
     """
-    if isinstance(values, Column):
-        return Column(_owned(values.array, values.array.dtype.type))
-    from_list = isinstance(values, list | tuple)
     wide = _numbers(values, "log probs", "log prob")
-    if wide.dtype.kind in "bu" or (wide.dtype.kind == "i" and not from_list):
+    if wide.dtype.kind != "f":
         raise ValueError(f"log probs must be floats, not an array of {wide.dtype}")
-    return Column(as_float32(wide, exact=from_list))
+    return Column(as_float32(wide, exact=isinstance(values, list | tuple | Column)))
+
+
+def id_array(values: object, what: str) -> NDArray[Any]:
+    """Return a buffer as an array of integers; their range and its shape are not looked at.
+
+    Raises:
+        ValueError: It holds something else; an array of objects is judged by its type, as any other is.
+    """
+    ids = plain_array(values, what)
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be integers, not an array of {ids.dtype}")
+    return ids
+
+
+def plain_array(values: object, what: str) -> NDArray[Any]:
+    """Return a buffer, an array or a column as an array.
+
+    Raises:
+        ValueError: It is none of these; or an array of another class, which may compare in its own way: what a masked
+            array hides equals anything.
+    """
+    if isinstance(values, Column):
+        return values.array
+    if type(values) is np.ndarray:
+        return values
+    if isinstance(values, memoryview | array | np.memmap):
+        return np.asarray(values)
+    raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")
 
 
 def as_float32(wide: NDArray[Any], *, exact: bool) -> FloatArray:
@@ -207,18 +231,10 @@ def _numbers(values: object, what: str, one: str) -> NDArray[Any]:
             return np.frombuffer(array("d", values), np.float64)
         except OverflowError:
             raise ValueError(f"{what} hold an integer that no float can hold") from None
-    numbers = _buffer(values, what)
+    numbers = plain_array(values, what)
     if numbers.ndim != 1 or numbers.dtype.kind not in _NUMBERS or numbers.dtype.itemsize > 8:
         raise ValueError(f"{what} must be a one-dimensional array of numbers, not {numbers.dtype} of {numbers.shape}")
     return numbers
-
-
-def _buffer(values: object, what: str) -> NDArray[Any]:
-    if isinstance(values, memoryview | array):
-        return np.asarray(values)
-    if isinstance(values, np.ndarray):
-        return values
-    raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")
 
 
 def _refuse_other_types(values: Sequence[Any], allowed: tuple[type, ...], one: str, wanted: str) -> None:

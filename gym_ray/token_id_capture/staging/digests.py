@@ -190,6 +190,8 @@ class _Columns:
     def checked(cls, ids: object, mask: object, log_probs: object) -> _Columns:
         packed = strict_token_ids(ids, "token_ids_delta")
         carried, probs = strict_floats(mask, "token_mask_delta"), strict_floats(log_probs, "generation_log_probs_delta")
+        if probs.dtype.kind != "f":
+            raise ValueError(f"generation_log_probs_delta holds floats, not an array of {probs.dtype}")
         if not packed.size == carried.size == probs.size:
             raise ValueError(
                 f"columns differ in length: {packed.size} ids, {carried.size} mask values, {probs.size} log probs"

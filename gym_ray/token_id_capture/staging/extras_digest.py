@@ -18,12 +18,13 @@ from gym_ray.token_id_capture.staging.constants import (
     NO_EXTRAS_DIGEST,
 )
 
-__all__ = ["compute_extras_digest"]
+__all__ = ["compute_extras_digest", "copied_extras"]
 
 _HEAD: Final = EXTRAS_DIGEST_DOMAIN + bytes([EXTRAS_DIGEST_VERSION])
 _U64: Final = struct.Struct(">Q").pack
 _I64: Final = struct.Struct(">q").pack
 _F64: Final = struct.Struct(">d").pack
+_CONTAINERS: Final = (dict, list)
 _INFINITY: Final = float("inf")
 # So many pieces are joined before they are hashed: the encoding of large extras is never held as a whole.
 _JOINED_PIECES: Final = 4096
@@ -58,6 +59,27 @@ def compute_extras_digest(extras: Mapping[str, Any] | None) -> str:
     return state.hexdigest()
 
 
+def copied_extras(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Return extras that share no container with those given: what is hashed cannot be changed from outside any more.
+
+    Other values are shared and not looked at.
+
+    Raises:
+        ValueError: Containers are nested more than 256 deep, or in themselves (C325).
+    """
+    own = dict(extras)
+    left: list[tuple[Any, int]] = [(own, 1)]
+    while left:
+        container, depth = left.pop()
+        nested = dict.items(container) if type(container) is dict else enumerate(container)
+        for label, value in [(label, value) for label, value in nested if type(value) in _CONTAINERS]:
+            if depth >= MAX_EXTRAS_DEPTH:
+                raise ValueError(f"extras: nested more than {MAX_EXTRAS_DEPTH} deep")
+            container[label] = copy = value.copy()
+            left.append((copy, depth + 1))
+    return own
+
+
 def _encoded(extras: dict[Any, Any]) -> Iterator[bytes]:
     """Yield the encoding piece by piece; a stack holds what is left of each open container, another where we are."""
     place: list[str | int] = []
@@ -85,7 +107,7 @@ def _encoded(extras: dict[Any, Any]) -> Iterator[bytes]:
 
 def _refuse_container(value: object, depth: int) -> None:
     kind = type(value)
-    if kind is not dict and kind is not list:
+    if kind not in _CONTAINERS:
         raise TypeError(f"{kind.__name__} is no type of JSON")
     if depth >= MAX_EXTRAS_DEPTH:
         raise ValueError(f"nested more than {MAX_EXTRAS_DEPTH} deep")

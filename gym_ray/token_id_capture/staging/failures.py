@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["FAILURE_KINDS", "CaptureFailure", "FailureCounts", "FailureKind"]
+__all__ = ["FAILURE_KINDS", "CaptureFailure", "FailureCounts", "FailureKind", "text_of"]
 
 FailureKind: TypeAlias = Literal[
     "prefix_mismatch",
@@ -40,6 +40,11 @@ class CaptureFailure:
     kind: FailureKind
     reason: str
 
+    @classmethod
+    def raised(cls, kind: FailureKind, error: Exception) -> CaptureFailure:
+        """Return the failure that something else raised, with the kind of its error."""
+        return cls(kind, f"{type(error).__name__}: {text_of(error)}")
+
 
 class FailureCounts:
     """Counts failures; may be used from several threads."""
@@ -57,3 +62,11 @@ class FailureCounts:
         """Return the count of every kind at one moment."""
         with self._lock:
             return dict(self._counts)
+
+
+def text_of(error: Exception) -> str:
+    """Return what an error says; an error of foreign code may not even do that."""
+    try:
+        return str(error)
+    except Exception as unreadable:  # noqa: BLE001 - the text of a foreign error is foreign code
+        return f"its text cannot be read: {type(unreadable).__name__}"

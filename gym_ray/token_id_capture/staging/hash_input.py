@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_ray.token_id_capture.staging.columns import Column, as_float32
+from gym_ray.token_id_capture.staging.columns import Column, as_float32, id_array, plain_array
 from gym_ray.token_id_capture.token_arrays import FloatArray, TokenArray, pack_token_ids
 
 __all__ = [
@@ -77,14 +77,10 @@ def strict_token_ids(values: object, what: str = "token ids") -> TokenArray:
         ValueError: An element of a list or tuple is no exact ``int`` in 0 to 2**64 - 1, an array does not hold
             integers, or the values are no sequence.
     """
-    if isinstance(values, Column):
-        values = values.array
     if isinstance(values, list | tuple):
         _refuse_inexact(values, int, what)
         return pack_token_ids(values)
-    if not isinstance(values, np.ndarray | memoryview | array):
-        raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")  # noqa: TRY004 - one error type for bad tokens
-    return pack_token_ids(values)
+    return pack_token_ids(id_array(values, what))
 
 
 def strict_floats(values: object, what: str) -> NDArray[Any]:
@@ -94,14 +90,10 @@ def strict_floats(values: object, what: str) -> NDArray[Any]:
         ValueError: An element of a list or tuple is no exact ``float``, an array holds something else, or the values
             are no sequence. Whether they are finite is not looked at.
     """
-    if isinstance(values, Column):
-        values = values.array
     if isinstance(values, list | tuple):
         _refuse_inexact(values, float, what)
         return np.frombuffer(array("d", values), np.float64)
-    if not isinstance(values, np.ndarray | memoryview | array):
-        raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")  # noqa: TRY004 - one error type for bad tokens
-    numbers = np.asarray(values)
+    numbers = plain_array(values, what)
     if numbers.ndim != 1 or numbers.dtype.kind not in "bf" or numbers.dtype.itemsize > 8:
         raise ValueError(_REFUSED_ARRAY.format(what, "floats", numbers.dtype, numbers.shape))
     return numbers

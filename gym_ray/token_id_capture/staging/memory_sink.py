@@ -6,12 +6,14 @@ It keeps what every sink and source promises but one thing: nothing here survive
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gym_ray.errors import StagedCallMissingError
+from gym_ray.token_id_capture.staging.extras_digest import copied_extras
 from gym_ray.token_id_capture.staging.records import (
     StagedCallBaseSnapshot,
     StagedCallRecord,
@@ -67,20 +69,21 @@ class MemoryStaging:
         return join_tokens([record.token_ids_delta.array for record, _ in self._found(staging_keys)])
 
     def fetch_extras(self, staging_keys: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return the extras of each call, in the order asked.
+        """Return copies of the extras of each call, in the order asked.
 
         Raises:
             KeyError: As :meth:`fetch`.
         """
-        return [record.extras for record, _ in self._found(staging_keys)]
+        found = (record.extras for record, _ in self._found(staging_keys))
+        return [None if extras is None else copied_extras(extras) for extras in found]
 
     def fetch_attachments(self, staging_key: str) -> dict[str, Any]:
-        """Return the attachments of a call by name; empty if it was staged without any.
+        """Return copies of the attachments of a call by name; empty if it was staged without any.
 
         Raises:
             KeyError: The key is missing.
         """
-        return dict(self._found([staging_key])[0][1] or {})
+        return {name: _copied(value) for name, value in (self._found([staging_key])[0][1] or {}).items()}
 
     def delete(self, staging_keys: Sequence[str]) -> None:
         """Forget calls; keys that are missing are passed over."""
@@ -103,11 +106,18 @@ def _base(record: StagedCallRecord) -> StagedCallBaseSnapshot:
 
 
 def _copied(value: Any) -> Any:
+    """Return a value that a change of the one given does not reach, nor one of what is fetched."""
     if isinstance(value, list | tuple):
         return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray | array):
+        return value
+    owned = np.array(value)
+    owned.flags.writeable = False
+    return owned
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.delta import packed_delta
 from gym_ray.token_id_capture.staging.digests import hash_call
-from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest
-from gym_ray.token_id_capture.staging.failures import CaptureFailure
+from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest, copied_extras
+from gym_ray.token_id_capture.staging.failures import CaptureFailure, text_of
 from gym_ray.token_id_capture.staging.hash_input import float32_values, strict_floats, strict_token_ids
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
 from gym_ray.token_id_capture.token_arrays import FloatArray, LogProbs, TokenArray, TokenIds, starts_with
@@ -29,6 +30,7 @@ __all__ = ["CallTokens", "record_of_call"]
 _log = logging.getLogger(__name__)
 
 _BUFFERS: Final = (list, np.ndarray, Column, memoryview, array)
+_PROMPT: Final = "prompt_token_ids"
 _OLD_MEDIA: Final = "media"
 
 
@@ -58,43 +60,47 @@ def record_of_call(
         extras: What else the digests cover.
     """
     try:
-        found = _extras_digest(extras)
-        return found if isinstance(found, CaptureFailure) else _record(call, tokens, extras, found)
+        own = _own_extras(extras)
+        return own if isinstance(own, CaptureFailure) else _record(call, tokens, *own)
     except (TypeError, ValueError, OverflowError) as error:
-        return CaptureFailure("invalid_tokens", str(error))
+        return CaptureFailure("invalid_tokens", text_of(error))
     except Exception as error:  # noqa: BLE001 - nothing that goes wrong in here may cost more than the capture (C325)
         _log.exception("the record of call %s of rollout %s could not be built", call.model_call_id, call.rollout_id)
-        return CaptureFailure("unexpected", f"{type(error).__name__}: {error}")
+        return CaptureFailure.raised("unexpected", error)
 
 
-def _extras_digest(extras: Mapping[str, Any] | None) -> str | CaptureFailure:
+def _own_extras(extras: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str] | CaptureFailure:
+    """Return a copy of the extras and its digest: the caller may change its own while these are being stored."""
     try:
-        if isinstance(extras, Mapping) and _OLD_MEDIA in extras:
+        if not isinstance(extras, Mapping):
+            return None, compute_extras_digest(extras)
+        own = copied_extras(extras)
+        if _OLD_MEDIA in own:
             raise ValueError(  # noqa: TRY301 - one place turns everything about extras into a failure
                 "extras hold a summary of media under 'media', an older format that is not staged any more; "
                 "give the media as attachments"
             )
-        return compute_extras_digest(extras)
+        return own, compute_extras_digest(own)
     except (TypeError, ValueError, OverflowError) as error:
-        return CaptureFailure("invalid_extras", str(error))
+        return CaptureFailure("invalid_extras", text_of(error))
 
 
 def _record(
-    call: ActiveCall, tokens: CallTokens, extras: Mapping[str, Any] | None, extras_digest: str
+    call: ActiveCall, tokens: CallTokens, extras: dict[str, Any] | None, extras_digest: str
 ) -> StagedCallRecord | CaptureFailure:
     admission = call.admission
-    prompt = _ids(tokens.prompt, "prompt_token_ids")
-    if call.prefix.size != admission.prev_len or not starts_with(prompt, call.prefix):
-        return CaptureFailure("prefix_mismatch", _mismatch(prompt, call.prefix, admission.prev_len))
+    rest = _rest_of_prompt(tokens.prompt, call.prefix, admission.prev_len)
+    if isinstance(rest, CaptureFailure):
+        return rest
     generated, log_probs = _ids(tokens.generated, "generated_token_ids"), _log_probs(tokens.log_probs)
-    delta = packed_delta(prompt, generated, log_probs, admission.prev_len)
+    delta = packed_delta(rest, generated, log_probs, 0)
     hashes = hash_call(
         rollout_id=admission.rollout_id,
         model_call_id=admission.model_call_id,
         parent_call_id=admission.parent_call_id,
         mode=admission.mode,
         weight_version=call.weight_version,
-        prefix=prompt[: admission.prev_len],
+        prefix=call.prefix,
         delta=delta,
         extras_digest=extras_digest,
         parent_chain_hash=admission.parent_chain_hash,
@@ -117,6 +123,29 @@ def _record(
         cumulative_hash=hashes.cumulative_hash,
         extras=extras,
     )
+
+
+def _rest_of_prompt(values: object, prefix: TokenArray, prev_len: int) -> TokenArray | CaptureFailure:
+    """Return the ids behind the prefix, or that the prompt does not begin with it (C110).
+
+    The prefix can be nearly all of a prompt, and is known: an array is compared with it before anything is packed.
+    """
+    rest = _behind(values, prefix) if prefix.size == prev_len else None
+    if rest is not None:
+        return _ids(rest, _PROMPT)
+    prompt = _ids(values, _PROMPT)
+    if prefix.size != prev_len or not starts_with(prompt, prefix):
+        return CaptureFailure("prefix_mismatch", _mismatch(prompt, prefix, prev_len))
+    return prompt[prev_len:]
+
+
+def _behind(values: object, prefix: TokenArray) -> NDArray[Any] | None:
+    """Return what an array holds behind the prefix; None where it has to be read from its first id on."""
+    ids = values.array if isinstance(values, Column) else values
+    if not prefix.size or type(ids) is not np.ndarray or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        return None
+    rest = ids[prefix.size :]
+    return rest if starts_with(ids, prefix) and (rest >= 0).all() else None
 
 
 def _ids(values: object, what: str) -> TokenArray:

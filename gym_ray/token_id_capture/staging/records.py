@@ -7,12 +7,13 @@ other writers spell loosely are read as the contract's readers do (C23); what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -27,6 +28,7 @@ from gym_ray.token_id_capture.staging.call_shape import length_problem, link_pro
 from gym_ray.token_id_capture.staging.columns import Column, id_column, log_prob_column, mask_column
 from gym_ray.token_id_capture.staging.constants import NO_EXTRAS_DIGEST, CallMode, Disposition
 from gym_ray.token_id_capture.staging.digests import compute_extras_digest, compute_staging_digest
+from gym_ray.token_id_capture.staging.extras_digest import copied_extras
 from gym_ray.token_id_capture.token_arrays import TokenArray
 
 __all__ = [
@@ -202,7 +204,7 @@ class StagedCallBaseSnapshot(VersionedRecord):
 class StagedCallRecord(StagedCallBaseSnapshot):
     """A staged call with its extras, whose digest must be the one it names (C50). It has no attachments (C52)."""
 
-    extras: dict[str, Any] | None = None
+    extras: Annotated[dict[str, Any], AfterValidator(copied_extras)] | None = None
 
     def _problem(self) -> str:
         found = compute_extras_digest(self.extras)
@@ -229,11 +231,12 @@ class StagedCallRecord(StagedCallBaseSnapshot):
         extras_digest: str,
         chain_hash: str,
         cumulative_hash: str,
-        extras: Mapping[str, Any] | None = None,
+        extras: dict[str, Any] | None = None,
     ) -> StagedCallRecord:
         """Return a record of values that have just been checked and hashed; nothing is done twice (C303).
 
-        The arrays become its columns; nobody may change them any more. Never use it for values from outside.
+        The arrays become its columns and the extras its own; nobody may change them any more. Never use it for values
+        from outside.
         """
         return cls.model_construct(
             rollout_id=rollout_id,
@@ -251,7 +254,7 @@ class StagedCallRecord(StagedCallBaseSnapshot):
             extras_digest=extras_digest,
             chain_hash=chain_hash,
             cumulative_hash=cumulative_hash,
-            extras=None if extras is None else dict(extras),
+            extras=extras,
         )
 
 

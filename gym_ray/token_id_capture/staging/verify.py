@@ -174,7 +174,7 @@ def _check_receipt(receipt: RolloutReceipt) -> None:
             raise ReceiptVerificationError(code, f"the receipt has {name} {version!r}, known is {supported}")
     if receipt.failure_reason is not None:
         raise ReceiptVerificationError("rollout_failed", receipt.failure_reason)
-    if receipt.capture_poisoned:
+    if receipt.capture_poisoned is not False:
         raise ReceiptVerificationError("capture_poisoned", "calls of the rollout were lost")
     if not receipt.manifest:
         raise ReceiptVerificationError("empty_manifest", f"rollout {receipt.rollout_id!r} has no calls")

@@ -52,6 +52,13 @@ class Sink:
         return self.answer(record, **kwargs)
 
 
+class Unreadable(ValueError):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
 def raising(error: BaseException) -> Sink:
     def answer(record: StagedCallRecord, **_: Any) -> Any:
         raise error
@@ -90,6 +97,8 @@ def test_what_ends_a_process_is_not_held_up(kind: type[BaseException]) -> None:
         (Sink(lambda record, **_: StageResult.model_construct(ok=True, staging_key="")), "sink_answer", "no key"),
         (Sink(lambda record, **_: StageResult.model_construct(ok=True, staging_key=None)), "sink_answer", "None"),
         (Sink(lambda record, **_: StageResult.model_construct(ok=1, error=None)), "sink_rejected", "no reason"),
+        (Sink(lambda record, **_: StageResult.model_construct(ok=True, staging_key="\ud800")), "sink_answer", "no key"),
+        (raising(Unreadable()), "sink_raised", "Unreadable: its text cannot be read: ZeroDivisionError"),
     ],
 )
 def test_a_sink_that_does_not_say_yes_makes_a_failed_capture(

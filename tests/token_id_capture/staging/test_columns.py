@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from array import array
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,8 +165,32 @@ def test_columns_differ_in_value_order_and_length() -> None:
         (log_prob_column, np.array([1.0], np.longdouble), "one-dimensional array of numbers"),
         (Column, np.array([[1]]), "a column is a one-dimensional array of numbers"),
         (Column, np.array(["a"]), "a column is a one-dimensional array of numbers"),
+        (Column, np.ma.MaskedArray([1]), "not MaskedArray"),
+        (id_column, np.ma.MaskedArray([1]), "not MaskedArray"),
+        (id_column, np.array([1, True], object), "token ids must be integers, not an array of object"),
+        (id_column, memoryview(np.array([1, True], object)), "token ids must be integers, not an array of object"),
+        (mask_column, np.ma.MaskedArray([1.0]), "not MaskedArray"),
+        (log_prob_column, np.ma.MaskedArray([1.0]), "not MaskedArray"),
+        (log_prob_column, Column(np.array([True])), "must be floats, not an array of bool"),
+        (log_prob_column, Column(np.array([1])), "must be floats, not an array of int64"),
+        (log_prob_column, Column(np.array([0.5, np.nan])), "log prob nan at index 1"),
+        (log_prob_column, Column(np.array([np.inf], np.float32)), "log prob inf at index 0"),
+        (mask_column, Column(np.array([0.5])), "mask value 0.5 at index 0"),
     ],
 )
 def test_what_is_no_column_is_refused_by_name(make: Any, values: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make(values)
+
+
+def test_a_column_of_log_probs_becomes_one_that_no_value_of_is_rounded() -> None:
+    assert log_prob_column(Column(np.array([-0.1]))).array.dtype == np.float64
+    assert log_prob_column(Column(np.array([-0.1]))) == [-0.1]
+    assert log_prob_column(Column(np.array([-0.5], ">f4"))).array.dtype == np.dtype("f4")
+
+
+def test_a_mapped_file_is_an_array_like_any_other(tmp_path: Path) -> None:
+    np.array([1, 2], np.uint32).tofile(tmp_path / "ids")
+    mapped = np.memmap(tmp_path / "ids", np.uint32, "r")
+    assert type(id_column(mapped).array) is np.ndarray
+    assert id_column(mapped) == [1, 2]

@@ -243,3 +243,31 @@ def test_the_first_value_that_cannot_be_hashed_is_named() -> None:
 
 def test_the_package_has_the_extras_digest_too() -> None:
     assert compute_extras_digest({}) == "1fd859b283c766e508af525e02edd53f1861163b644f36caccdb8b2316f52e77"
+
+
+@pytest.mark.parametrize("log_probs", [np.array([False, True]), Column(np.array([False, True]))])
+def test_truth_values_are_no_log_probs(log_probs: Any) -> None:
+    call = {
+        "rollout_id": "r",
+        "model_call_id": "c",
+        "parent_call_id": None,
+        "mode": "text",
+        "prev_len": 0,
+        "delta_len": 2,
+        "cum_len": 2,
+        "weight_version": 0,
+        "token_ids_delta": [1, 2],
+        "token_mask_delta": np.array([False, True]),
+        "extras_digest": "a" * 64,
+        "chain_hash": "a" * 64,
+        "cumulative_hash": "a" * 64,
+    }
+    assert compute_staging_digest(generation_log_probs_delta=[0.0, 1.0], **call)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="generation_log_probs_delta holds floats, not an array of bool"):
+        compute_staging_digest(generation_log_probs_delta=log_probs, **call)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [np.array([1, True], object), np.ma.MaskedArray([1, 2], [False, True])])
+def test_ids_are_those_of_plain_arrays_of_integers(ids: Any) -> None:
+    with pytest.raises(ValueError, match="token ids must be"):
+        compute_prefix_hash(ids)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest
+from gym_ray.token_id_capture.staging.constants import MAX_EXTRAS_DEPTH
+from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest, copied_extras
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = (
@@ -123,3 +124,34 @@ def test_one_container_may_stand_in_two_places() -> None:
 def test_what_is_refused_is_named(extras: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=re.escape(named)):
         compute_extras_digest(extras)
+
+
+def test_copied_extras_share_no_container() -> None:
+    given: dict[str, Any] = {"a": [[1], {"b": (1,)}], "c": {}, "d": "e"}
+    copy = copied_extras(given)
+    assert copy == given
+    assert compute_extras_digest(copied_extras({"a": [[1]], "c": {}})) == compute_extras_digest({"a": [[1]], "c": {}})
+    assert copy["a"][1]["b"] is given["a"][1]["b"]
+    given["a"][0].append(2)
+    given["a"][1]["f"] = 3
+    given["a"].append(4)
+    given["c"]["g"] = 5
+    assert copy == {"a": [[1], {"b": (1,)}], "c": {}, "d": "e"}
+
+
+def test_extras_are_copied_as_deep_as_they_are_hashed() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(MAX_EXTRAS_DEPTH - 1):
+        deep = {"a": deep}
+    assert copied_extras(deep) == deep
+    assert compute_extras_digest(deep)
+    for copy_or_hash in (copied_extras, compute_extras_digest):
+        with pytest.raises(ValueError, match="nested more than 256 deep"):
+            copy_or_hash({"a": deep})
+
+
+def test_extras_that_hold_themselves_are_not_copied_for_ever() -> None:
+    ring: list[Any] = []
+    ring += [ring, ring, {"a": ring}]
+    with pytest.raises(ValueError, match="nested more than 256 deep"):
+        copied_extras({"a": ring})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 
 from gym_ray.errors import StagedCallMissingError
 from gym_ray.testing.staged_chains import staged_call, staged_chain
+from gym_ray.testing.staged_rollout import StagedRollout
 from gym_ray.testing.staging_conformance import StagingSinkSuite, StagingSourceSuite
 from gym_ray.token_id_capture.staging import MemoryStaging
 
@@ -44,6 +49,10 @@ def test_a_missing_key_is_named() -> None:
         ({}, None, True),
         ({"a": len}, {"a": len}, True),
         ({"a": object()}, {"a": object()}, False),
+        ({"a": array("f", [1.5])}, {"a": array("f", [1.5])}, True),
+        ({"a": array("f", [0.0])}, {"a": array("i", [0])}, False),
+        ({"a": {"b": np.arange(2)}}, {"a": {"b": np.arange(2)}}, True),
+        ({"a": {"b": np.arange(2)}}, {"a": {"b": np.arange(3)}}, False),
     ],
 )
 def test_attachments_are_the_same_by_content_or_by_identity(one: Any, other: Any, same: bool) -> None:
@@ -61,3 +70,35 @@ def test_deleted_calls_are_gone_and_can_be_staged_anew() -> None:
         staging.fetch(keys)
     assert staging.stage(staged_call(weight_version=9)).ok
     assert len(staging) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "change"),
+    [
+        (np.arange(2), lambda value: value.fill(9)),
+        (bytearray(b"ab"), lambda value: value.clear()),
+        (array("f", [1.5]), lambda value: value.append(2.5)),
+        ([[np.arange(2)]], lambda value: value[0].clear()),
+        ({"b": [np.arange(2)]}, lambda value: value["b"][0].fill(9)),
+    ],
+)
+def test_what_is_kept_does_not_change_with_what_was_given(given: Any, change: Callable[[Any], None]) -> None:
+    staging, before = MemoryStaging(), copy.deepcopy(given)
+    key = staging.stage(staged_call(), attachments={"a": given}).staging_key or ""
+    change(given)
+    assert staging.stage(staged_call(), attachments={"a": before}).ok
+    assert not staging.stage(staged_call(), attachments={"a": given}).ok
+    with contextlib.suppress(ValueError, AttributeError):  # it cannot be changed
+        change(staging.fetch_attachments(key)["a"])
+    assert staging.stage(staged_call(), attachments={"a": before}).ok
+
+
+def test_extras_that_were_fetched_are_the_readers_own() -> None:
+    staging, extras = MemoryStaging(), {"a": [1]}
+    record = StagedRollout().add("c1", [10, 11], [12], extras=extras)
+    key = staging.stage(record).staging_key or ""
+    extras["a"].append(2)
+    (found,) = staging.fetch_extras([key])
+    assert found == {"a": [1]}
+    found["a"].append(3)
+    assert staging.fetch_extras([key]) == [{"a": [1]}]

@@ -109,11 +109,14 @@ def test_a_contradiction_is_named(record: StagedCallRecord, name: str, value: An
         StagedCallRecord(**{**record.model_dump(), name: value})
 
 
-def test_extras_are_copied_at_the_top_of_a_trusted_record() -> None:
-    extras: dict[str, Any] = {"a": 1}
+def test_extras_of_a_record_are_its_own() -> None:
+    extras: dict[str, Any] = {"a": [1, {"b": 2}]}
     record = StagedRollout().add("c1", [1], [2], extras=extras)
-    extras["b"] = 2
-    assert record.extras == {"a": 1}
+    copied = StagedCallRecord(**{**record.model_dump(), "extras": extras})
+    extras["c"] = 3
+    extras["a"].append(4)
+    extras["a"][1]["b"] = 5
+    assert record.extras == copied.extras == {"a": [1, {"b": 2}]}
 
 
 def test_an_admission_takes_its_prefix_as_an_array() -> None:

@@ -60,6 +60,7 @@ BAD_RECEIPTS: list[tuple[str, Callable[[Given], None]]] = [
     ("unsupported_extras_digest", lambda g: g.spoil_receipt(extras_digest_version=True)),
     ("rollout_failed", lambda g: g.spoil_receipt(failure_reason="")),
     ("capture_poisoned", lambda g: g.spoil_receipt(capture_poisoned=True)),
+    ("capture_poisoned", lambda g: g.spoil_receipt(capture_poisoned=None)),
     ("empty_manifest", lambda g: g.spoil_receipt(manifest=[])),
     ("duplicate_manifest_row", lambda g: g.spoil_row(1, model_call_id="c1")),
     ("duplicate_staging_key", lambda g: g.spoil_row(1, staging_key="r1/c1")),
