@@ -26,7 +26,7 @@ from gym_ray.token_id_capture.staging.linearized import (
     linearize_chain,
 )
 from gym_ray.token_id_capture.staging.manifest_graph import call_chain, check_manifest_graph, secondary_leaves
-from gym_ray.token_id_capture.staging.records import StagedCallBaseSnapshot
+from gym_ray.token_id_capture.staging.records import StagedCallBaseSnapshot, StagingRecord
 
 __all__ = [
     "ExtrasCommitment",
@@ -72,7 +72,7 @@ def verify_and_linearize(receipt: RolloutReceipt, snapshots: Sequence[StagedCall
         snapshots: The calls as storage holds them, in the order of the manifest.
 
     Raises:
-        TypeError: An argument is of another type.
+        TypeError: An argument is of another type, or what it holds.
         ReceiptVerificationError: Receipt, manifest and calls do not agree (C152); ``code`` says how.
         RebuildError: Verified calls do not make up the row; a kind of the above.
     """
@@ -149,9 +149,10 @@ def _verified(
     if not isinstance(receipt, RolloutReceipt):
         raise TypeError(f"the receipt is a RolloutReceipt, not {type(receipt).__name__}")
     for snapshot in snapshots:
-        if not isinstance(snapshot, StagedCallBaseSnapshot):
-            raise TypeError(f"a snapshot is a StagedCallBaseSnapshot, not {type(snapshot).__name__}")
+        _check_type(snapshot, StagedCallBaseSnapshot)
     _check_receipt(receipt)
+    for row in receipt.manifest:
+        _check_type(row, CallRecord)
     rows = _rows_by_id(receipt)
     if len(snapshots) != len(receipt.manifest):
         raise ReceiptVerificationError(
@@ -165,6 +166,19 @@ def _verified(
         calls[snapshot.model_call_id] = snapshot
     check_manifest_graph(receipt.manifest)
     return rows, calls
+
+
+def _check_type(value: object, wanted: type[StagingRecord]) -> None:
+    """Refuse what is no such record, or one that was made past all validation and lacks members.
+
+    Raises:
+        TypeError: It is.
+    """
+    if not isinstance(value, wanted):
+        raise TypeError(f"a {wanted.__name__} is needed, not {type(value).__name__}")
+    missing = wanted.model_fields.keys() - value.__dict__.keys()
+    if missing:
+        raise TypeError(f"a {wanted.__name__} lacks {', '.join(sorted(missing))}")
 
 
 def _check_receipt(receipt: RolloutReceipt) -> None:

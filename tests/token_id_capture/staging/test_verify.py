@@ -152,8 +152,24 @@ def test_another_receipt_is_a_type_error(receipt: Any) -> None:
 def test_another_snapshot_is_a_type_error() -> None:
     given = Given()
     calls: list[Any] = [*given.calls[:2], given.calls[2].model_dump()]
-    with pytest.raises(TypeError, match="a snapshot is a StagedCallBaseSnapshot, not dict"):
+    with pytest.raises(TypeError, match="a StagedCallBaseSnapshot is needed, not dict"):
         verify_and_linearize(given.receipt, calls)
+
+
+@pytest.mark.parametrize("row", [{"model_call_id": "c2"}, None, "c2"])
+def test_another_row_is_a_type_error(row: Any) -> None:
+    given = Given()
+    given.spoil_receipt(manifest=[given.receipt.manifest[0], row, given.receipt.manifest[2]])
+    with pytest.raises(TypeError, match="a CallRecord is needed, not "):
+        verify_and_linearize(given.receipt, given.calls)
+
+
+@pytest.mark.parametrize("name", ["rollout_id", "digest", "token_mask_delta", "weight_version"])
+def test_a_snapshot_that_lacks_a_member_is_a_type_error(name: str) -> None:
+    given = Given()
+    del given.calls[1].__dict__[name]
+    with pytest.raises(TypeError, match=f"a StagedCallBaseSnapshot lacks {name}"):
+        verify_and_linearize(given.receipt, given.calls)
 
 
 def test_a_row_holds_arrays_and_what_each_call_gave() -> None:
