@@ -341,7 +341,7 @@ def test_ids_that_do_not_give_their_chain_hash_are_no_prefix(
         source.fetch_prefix_token_ids([keys[0], keys[2]])
 
 
-FLIPPED_EVERY = 23
+FLIPPED_EVERY = 41
 """A number without common factors with those of the format; with 1 the test takes a minute, and passes."""
 
 
