@@ -118,12 +118,7 @@ def build_app(
     """
     options = options or AppOptions()
     service = _Service(engine, server_name, run_token, options, child, tokens, external)
-    routes = [Route(path, service.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
-    routes.append(Route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"]))
-    if options.tokenize is not None:
-        routes.append(Route(_TOKENIZE_PATH, service.tokenize(options.tokenize), methods=["POST"]))
-    routes.append(Route("/v1/models", service.models, methods=["GET"]))
-    routes.append(Route("/health", service.health, methods=["GET"]))
+    routes = service.routes(options.tokenize)
     if capture is not None:
         routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token, tokens), methods=["POST"]))
     if external is not None:
@@ -177,6 +172,16 @@ class _Service:
         self._child = child
         self._token_calls = TokenCalls(tokens, engine, self._forwarded)
         self._token_forwarding = TokenForwarding(engine)
+
+    def routes(self, tokenize: Callable[[Mapping[str, Any]], Awaitable[list[int]]] | None) -> list[Route]:
+        """Return the routes of clients; ``/tokenize`` is one where prompts can be tokenized."""
+        routes = [Route(path, self.generate, methods=["POST"]) for path in DIALECT_BY_PATH]
+        routes.append(Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]))
+        if tokenize is not None:
+            routes.append(Route(_TOKENIZE_PATH, self.tokenize(tokenize), methods=["POST"]))
+        routes.append(Route("/v1/models", self.models, methods=["GET"]))
+        routes.append(Route("/health", self.health, methods=["GET"]))
+        return routes
 
     async def generate(self, request: Request) -> Response:
         """Answer one generation request from the engine."""

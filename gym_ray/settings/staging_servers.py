@@ -70,7 +70,7 @@ def _wrong_servers(settings: RunSettings) -> Iterator[Problem]:
             if server is None or not isinstance(server.options, ModelOptions) or _can_stage(settings, server):
                 continue
             path = (agent.name, agent.type, agent.implementation, field)
-            problem = f"{server.name} is a {server.implementation} without workers that stage tokens ({_EXTERNAL})"
+            problem = f"{server.name} ({server.implementation}) has no workers that stage tokens, for {_EXTERNAL}"
             yield path, problem, _NOWHERE if isinstance(server.options, LocalModelOptions) else _WORKERS
 
 

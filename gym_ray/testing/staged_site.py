@@ -91,30 +91,31 @@ async def staged_site(
         ledger or FileCaptureLedger(directory / "ledger"), timeout_s=ledger_timeout_s, retry_interval_s=0.02
     )
     writer = CaptureWriter(directory / "captures", server_name="policy") if observability else None
-    async with _served(upstream) as behind:
-        dialects = (CHAT,) if compacting else (RESPONSES, CHAT, MESSAGES)
-        engine = VllmEngine(
-            UpstreamEngine(f"{behind}/v1", dialects=dialects), served_model="m", behaviour=VllmBehaviour()
-        )
-        await engine.start()
+    extensions = frozenset({"required_prefix_token_ids"} if compacting else ())
+    options = AppOptions(bridge=BridgeOptions(keep_alive_s=keep_alive_s, extensions=extensions))
+    external = ExternalStaging(kept, backend, CONTROL_TOKEN)
+    async with _served(upstream) as behind, _engine(behind, chat_alone=compacting) as engine:
         if writer is not None:
             writer.start()
-        extensions = frozenset({"required_prefix_token_ids"} if compacting else ())
-        app = build_app(
-            engine,
-            server_name="policy",
-            capture=writer,
-            options=AppOptions(bridge=BridgeOptions(keep_alive_s=keep_alive_s, extensions=extensions)),
-            external=ExternalStaging(kept, backend, CONTROL_TOKEN),
-        )
+        app = build_app(engine, server_name="policy", capture=writer, options=options, external=external)
         try:
             async with _served(app) as url, httpx.AsyncClient(base_url=url, timeout=30.0) as http:
                 yield StagedSite(url, worker, upstream, kept, http)
         finally:
-            await engine.aclose()
             if writer is not None:
                 writer.close()
             await kept.close()
+
+
+@asynccontextmanager
+async def _engine(url: str, *, chat_alone: bool) -> AsyncIterator[VllmEngine]:
+    dialects = (CHAT,) if chat_alone else (RESPONSES, CHAT, MESSAGES)
+    engine = VllmEngine(UpstreamEngine(f"{url}/v1", dialects=dialects), served_model="m", behaviour=VllmBehaviour())
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
 
 
 @asynccontextmanager

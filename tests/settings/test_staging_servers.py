@@ -50,7 +50,7 @@ def test_a_vllm_model_is_taken_and_a_judge_beside_it_may_be_anything(tmp_path: P
         ([f"{POLICY}.extra_body={{stream: true}}"], r"extra_body: .* must not hold stream"),
         (
             [f"{MODEL_OF_AGENT}=judge"],
-            r"agent\.responses_api_agents\.simple_agent\.model_server: judge is a openai_model",
+            r"agent\.responses_api_agents\.simple_agent\.model_server: judge \(openai_model\) has no workers",
         ),
         (["++token_id_capture.dir=null"], r"token_id_capture\.dir: the ledger of staged calls has nowhere to go"),
         (["++token_id_capture.dir=here"], r"token_id_capture\.dir: 'here' is not absolute"),

@@ -7,7 +7,7 @@ the rollout is verified (C255).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -29,6 +29,21 @@ from gym_ray.token_id_capture.staging import (
 )
 
 __all__ = ["NotStagedError", "checked_coordinates", "ledger_commit"]
+
+_AS_THE_WORKER_SAID: Final = (
+    "model_call_id",
+    "parent_call_id",
+    "prev_len",
+    "delta_len",
+    "cum_len",
+    "weight_version",
+    "digest",
+    "extras_digest",
+    "staging_key",
+    "chain_hash",
+    "cumulative_hash",
+)
+"""Columns of a row that are the worker's own."""
 
 
 class NotStagedError(Exception):
@@ -99,18 +114,8 @@ def ledger_commit(
     response_items = response_to_output_items(served)
     output, continuation = _fingerprints(request_items, response_items)
     record = CallRecord(
-        model_call_id=coordinates.model_call_id,
-        parent_call_id=coordinates.parent_call_id,
-        prev_len=coordinates.prev_len,
-        delta_len=coordinates.delta_len,
-        cum_len=coordinates.cum_len,
-        weight_version=coordinates.weight_version,
-        digest=coordinates.digest,
-        extras_digest=coordinates.extras_digest,
-        staging_key=coordinates.staging_key,
+        **{name: getattr(coordinates, name) for name in _AS_THE_WORKER_SAID},
         mode=admission.mode,
-        chain_hash=coordinates.chain_hash,
-        cumulative_hash=coordinates.cumulative_hash,
         response_id=response_id,
         admitted_at=admitted_at,
         output_fingerprint=output,
