@@ -20,6 +20,8 @@ __all__ = ["TerminalAttribution", "resolve_terminal"]
 _EXPLICIT: Final = "explicit"
 _DECLARED: Final = "declared"
 _RESPONSE_ID: Final = "response_id"
+# Bits of an integer that can be an id: what is longer counts nothing, and Python does not spell every one.
+_LONGEST_COUNT: Final = 64
 
 
 class TerminalAttribution(NamedTuple):
@@ -103,7 +105,7 @@ def _id_of(response: Mapping[str, object]) -> str:
     """Return the id as text; some agents count their responses (C181)."""
     response_id = response.get("id")
     if isinstance(response_id, int) and not isinstance(response_id, bool):
-        return str(response_id)
+        return str(response_id) if response_id.bit_length() <= _LONGEST_COUNT else ""
     return response_id if isinstance(response_id, str) else ""
 
 
@@ -115,7 +117,7 @@ def _by_content(rows: Sequence[TerminalRow], response: Mapping[str, object]) -> 
     try:
         target = assistant_fingerprint(items)
         last_turn = assistant_fingerprint(_trailing_turn(items))
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deep is one way of being malformed
         return "response_output_unfingerprintable"
     if not target:
         return "no_model_authored_output"

@@ -99,3 +99,13 @@ def test_custody_rows_and_records_are_asked_alike() -> None:
     assert resolve_terminal(rows, {"id": "resp-c1"}) == ("c1", "response_id", "response_has_no_output")
     assert resolve_terminal(rows, {"id": 7}).reason == "response_id_no_match,response_has_no_output"
     assert resolve_terminal(custody, answer("answer 0", "answer 1")).method == "content"
+
+
+def test_a_response_that_is_nested_too_deep_or_counted_too_far_is_no_witness() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    found = resolve_terminal(rollout().packed(), {"id": 10**5000, **answer(deep)})
+    assert found == (None, "", "response_has_no_id,response_output_unfingerprintable")
+    assert resolve_terminal(rollout().packed(), {"id": 2**64}).reason == "response_has_no_id,response_has_no_output"
+    assert resolve_terminal(rollout().packed(), {"id": 7}).reason == "response_id_no_match,response_has_no_output"
