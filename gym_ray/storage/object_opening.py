@@ -13,7 +13,7 @@ from gym_ray.errors import SettingsError
 from gym_ray.storage.memory_backend import MemoryBackend
 from gym_ray.storage.object_backend import ObjectBackend
 
-__all__ = ["check_kind", "open_backend", "shown_url", "without_secrets"]
+__all__ = ["check_kind", "holds_secrets", "open_backend", "shown_url", "without_secrets"]
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure", "gs": "gcs", "gcs": "gcs"}
 """The kinds of stores that put whole objects in one step, and the extra that brings the client library."""
@@ -41,6 +41,16 @@ def without_secrets(text: str, options: Mapping[str, Any]) -> str:
         elif _SECRET.search(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
     return text
+
+
+def holds_secrets(error: BaseException, options: Mapping[str, Any]) -> bool:
+    """Return whether an error, or what led to it, shows what :func:`without_secrets` hides."""
+    led: BaseException | None = error
+    while led is not None:
+        if without_secrets(str(led), options) != str(led):
+            return True
+        led = led.__cause__ or led.__context__
+    return False
 
 
 def check_kind(url: str) -> None:

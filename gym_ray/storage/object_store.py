@@ -15,7 +15,7 @@ from gym_ray.errors import SettingsError, StorageError, StorageExistsError, Stor
 from gym_ray.storage.names import check_range, is_shown, name_parts
 from gym_ray.storage.object_backend import ObjectBackend
 from gym_ray.storage.object_commit import create_works, settle
-from gym_ray.storage.object_opening import check_kind, open_backend, shown_url, without_secrets
+from gym_ray.storage.object_opening import check_kind, holds_secrets, open_backend, shown_url, without_secrets
 from gym_ray.storage.object_stream import ObjectStream
 
 __all__ = ["ObjectStore"]
@@ -216,4 +216,5 @@ class ObjectStore:
             elif isinstance(error, FileNotFoundError) and what == "read":
                 kind, text = StorageMissingError, f"it does not exist ({text})"
             shown = without_secrets(text, self._options)
-            raise kind(f"cannot {what} {self._at(name)}: {shown}") from (error if shown == text else None)
+            cause = None if holds_secrets(error, self._options) else error
+            raise kind(f"cannot {what} {self._at(name)}: {shown}") from cause

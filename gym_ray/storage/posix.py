@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
@@ -25,7 +25,7 @@ from gym_ray.storage.durable_files import (
     write_all,
     write_temporary,
 )
-from gym_ray.storage.names import check_range, name_parts
+from gym_ray.storage.names import check_range, is_shown, name_parts
 from gym_ray.storage.posix_stream import NO_HARD_LINKS, PosixStream, name_file, remove_temporary
 
 __all__ = [
@@ -149,18 +149,23 @@ class PosixStore:
         Raises:
             StorageError: A directory could not be read.
         """
-        base = self.root / PurePosixPath(prefix).parent if "/" in prefix else self.root
+        folder = prefix.rpartition("/")[0]
+        if folder and not is_shown(folder):  # no name begins so, and it might lead out of the store
+            return []
         names = []
-        for folder, entry in self._walk(base):
-            name = (Path(folder) / entry).relative_to(self.root).as_posix()
+        for place, entry in self._walk(self.root / folder):
+            name = (Path(place) / entry).relative_to(self.root).as_posix()
             if not entry.startswith(".") and name.startswith(prefix):
                 names.append(name)
         return sorted(names)
 
     def _walk(self, base: Path) -> Iterator[tuple[str, str]]:
         def refuse(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):
-                raise StorageError(f"cannot list {self.root}: {error}") from error
+            if isinstance(error, FileNotFoundError):
+                return
+            if isinstance(error, NotADirectoryError) and self.root.is_dir():  # nothing is below a value
+                return
+            raise StorageError(f"cannot list {self.root}: {error}") from error
 
         for folder, folders, files in os.walk(base, onerror=refuse):
             folders[:] = [entry for entry in folders if not entry.startswith(".")]

@@ -7,6 +7,7 @@ so shows half a value. Here :meth:`StreamedValue.close` never publishes.
 from __future__ import annotations
 
 import io
+import os
 from abc import abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,12 +22,12 @@ class StreamedValue(io.RawIOBase):
     """A binary file object for one new value; used in a ``with`` block, by one thread at a time.
 
     Leaving the block, closing it or losing the last reference to it discards all that was written, unless
-    :meth:`publish` has returned.
+    :meth:`publish` has returned. A fork of the process has no part in it: there nothing is written or discarded.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._size = 0
+        self._size, self._process = 0, os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -86,9 +87,12 @@ class StreamedValue(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        self._discard()
+        if os.getpid() == self._process:
+            self._discard()
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise ValueError(f"this value is being written by process {self._process}")
         if self.closed:
             raise ValueError("this value was published, discarded or closed")
 

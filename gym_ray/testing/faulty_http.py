@@ -74,6 +74,15 @@ class FaultyHttp:
         with self._lock:
             self._faults += [(fault, only)] * times
 
+    def calm(self) -> None:
+        """Let nothing more go wrong, end what is silent, and forget what came by."""
+        with self._lock:
+            self._faults.clear()
+            self.requests.clear()
+        self.held.clear()
+        self.ended.set()
+        self.ended = threading.Event()
+
     def left(self) -> int:
         """Return how many faults have not been met."""
         with self._lock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ __all__ = ["SegmentStoreSuite", "put"]
 
 _LARGE = 20_000_000
 """Larger than two parts of an upload."""
+_TWO_PARTS = 9_000_000
 
 
 def put(store: SegmentStore, name: str, *pieces: bytes) -> None:
@@ -95,6 +97,8 @@ class SegmentStoreSuite:
         assert store.list("p") == ["p/1", "p/2", "p/q/3", "pp/1"]
         assert store.list("p/q/3") == ["p/q/3"]
         assert store.list("nothing/") == []
+        for prefix in ("/", "/etc/", "../", "p/../", "p//", ".", "p/./", "p/1/", "pp/2"):
+            assert store.list(prefix) == []
 
     def test_what_another_client_writes_and_removes_is_seen_at_once(self, store: SegmentStore) -> None:
         other: SegmentStore = pickle.loads(pickle.dumps(store))  # noqa: S301 - just pickled
@@ -163,7 +167,7 @@ class SegmentStoreSuite:
         assert store.read_tail("p/large", 4) == (whole[-4:], len(whole))
         assert store.read_range("p/large", 999_998, 3) == whole[999_998:1_000_001]
 
-    @pytest.mark.parametrize("size", [5, _LARGE])
+    @pytest.mark.parametrize("size", [5, _TWO_PARTS])
     def test_a_value_that_is_not_published_leaves_nothing(self, store: SegmentStore, size: int) -> None:
         def die() -> None:
             with store.stream("raised") as value:
@@ -184,7 +188,7 @@ class SegmentStoreSuite:
         assert store.list() == []
         assert list(store.sweep_temporary(-60.0)) == []
 
-    @pytest.mark.parametrize("size", [5, _LARGE])
+    @pytest.mark.parametrize("size", [5, _TWO_PARTS])
     def test_a_name_that_is_taken_stays_as_it_is(self, store: SegmentStore, size: int) -> None:
         put(store, "x", b"a" * size)
         for other in (b"b" * size, b"a" * (size - 1)):
@@ -247,6 +251,24 @@ class SegmentStoreSuite:
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(work, range(32))) == [b"%d" % number for number in range(32)]
         assert len(store.list("t/")) == 32
+
+    def test_a_fork_takes_nothing_from_a_value(self, store: SegmentStore) -> None:
+        with store.stream("x") as value:
+            value.write(b"1" * _TWO_PARTS)
+            child = os.fork()
+            if not child:
+                try:
+                    with pytest.raises(ValueError, match=f"by process {os.getppid()}"):
+                        value.write(b"2")
+                    value.close()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            value.write(b"3")
+            value.publish()
+        assert store.size("x") == _TWO_PARTS + 1
+        assert store.read_tail("x", 2)[0] == b"13"
 
     def test_a_closed_store_can_be_used_again(self, store: SegmentStore) -> None:
         store.create("x", b"1")

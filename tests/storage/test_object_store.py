@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import pickle
 import secrets
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -180,6 +181,22 @@ def test_secrets_in_an_error_are_not_shown(store: ObjectStore, backend: Backend)
     with pytest.raises(StorageError, match=r"refused$") as caught:
         store.size("x")
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_secrets_in_what_led_to_an_error_are_not_shown(store: ObjectStore, backend: Backend, is_told: bool) -> None:
+    def fail() -> None:
+        try:
+            fails_with("open sesame")()
+        except OSError as error:
+            if is_told:
+                raise OSError("refused") from error
+            raise OSError("refused")  # noqa: B904 - as client libraries do
+
+    backend.looked = fail
+    with pytest.raises(StorageError, match=r"refused$") as caught:
+        store.size("x")
+    assert "open sesame" not in "".join(traceback.format_exception(caught.value))
 
 
 def fails_with(text: str) -> Callable[[], None]:

@@ -66,6 +66,14 @@ def test_list_by_prefix(tmp_path: Path) -> None:
     assert store.list("p/") == ["p/2"]
 
 
+def test_a_place_that_is_no_directory_is_no_empty_store(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        for prefix in ("", "p/"):
+            with pytest.raises(StorageError, match="cannot list"):
+                PosixStore(root).list(prefix)
+
+
 def test_mode(tmp_path: Path) -> None:
     PosixStore(tmp_path, mode=0o600).publish("secret", b"")
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600

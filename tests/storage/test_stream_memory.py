@@ -50,7 +50,7 @@ def test_a_large_file(tmp_path: Path) -> None:
 
 def test_a_large_object() -> None:
     with s3_server() as server:
-        assert added_memory(server.new_url(), server.options(), 192 * MIB) < 64 * MIB
+        assert added_memory(server.new_url(), server.options(), 112 * MIB) < 64 * MIB
 
 
 @pytest.mark.slow
