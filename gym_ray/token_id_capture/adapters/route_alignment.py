@@ -62,6 +62,8 @@ class CallLengths:
 def aligned_routes(payload: object, lengths: CallLengths, prompt_start: int | None = None) -> object:
     """Return routes with one row for each staged token, or the payload as it is where rows cannot be placed.
 
+    None where rows have two places, one of which is wrong by a token, and readers would judge them by their number.
+
     Args:
         payload: An envelope, nested lists, base64 of an ``.npy`` file, or something else, which stays as it is.
         lengths: Of the call.
@@ -80,7 +82,12 @@ def aligned_routes(payload: object, lengths: CallLengths, prompt_start: int | No
 def _cut(payload: str | list[Any], lengths: CallLengths) -> object:
     """Cut what a patched worker sends: rows of the whole sequence, its last token with a row or without."""
     rows = routed_experts_token_count(payload)
-    if rows in (lengths.delta_len, lengths.generation_len) or rows not in (lengths.cum_len - 1, lengths.cum_len):
+    if rows in (lengths.delta_len, lengths.generation_len):
+        if rows != lengths.cum_len - 1:
+            return payload
+        _log.warning("expert routes are left out: %d rows begin with the first token, or with the second", rows)
+        return None
+    if rows not in (lengths.cum_len - 1, lengths.cum_len):
         return payload
     routes = decode_routed_experts(payload)
     placed = _placed(routes.values, 0, lengths)

@@ -125,7 +125,9 @@ class VLLMCaptureAdapter:
             return extras
         start = payload.get(_ROUTES_START)
         lengths = CallLengths(prev_len, prompt_len, generation_len)
-        return {**extras, _ROUTES: aligned_routes(extras[_ROUTES], lengths, start if type(start) is int else None)}
+        routes = aligned_routes(extras[_ROUTES], lengths, start if type(start) is int else None)
+        aligned = {name: value for name, value in extras.items() if name != _ROUTES}
+        return aligned | ({} if routes is None else {_ROUTES: routes}) or None
 
 
 def _single_choice(payload: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,6 +94,19 @@ def test_routes_of_the_delta_or_of_the_generation_stay_as_they_are(form: Any, co
     assert aligned_routes(payload, LENGTHS) is payload
 
 
+@pytest.mark.parametrize("form", [encode_routed_experts, lambda values: values.tolist()])
+@pytest.mark.parametrize(
+    "lengths",
+    [CallLengths(1, 8, 4), CallLengths(0, 1, 11), CallLengths(1, 1, 11)],
+    ids=["all but the parent's one token", "all but the prompt's one token", "both"],
+)
+def test_routes_with_two_places_are_left_out(form: Any, lengths: CallLengths, caplog: pytest.LogCaptureFixture) -> None:
+    assert aligned_routes(form(rows(11)), lengths) is None
+    assert "are left out: 11 rows begin with the first token, or with the second" in caplog.text
+    assert aligned_routes(form(rows(10)), lengths) == form(rows(10))
+    assert staged(form(rows(12)), lengths).tolist() == rows(lengths.delta_len, start=lengths.prev_len).tolist()
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -113,5 +113,12 @@ def test_extras_without_routes_are_not_touched() -> None:
     assert given["routed_experts"] == [[[1]]] * 2
 
 
+def test_routes_that_are_left_out_leave_the_other_extras() -> None:
+    adapter, spans = VLLMCaptureAdapter(), {"media_spans": [{"offset": 1, "length": 2}]}
+    lengths = {"prev_len": 0, "prompt_len": 1, "generation_len": 2}
+    assert adapter.align_extras({"routed_experts": [[[1]]] * 2, **spans}, {}, **lengths) == spans
+    assert adapter.align_extras({"routed_experts": [[[1]]] * 2}, {}, **lengths) is None
+
+
 def test_it_has_one_name_in_two_places() -> None:
     assert SameAdapter is VLLMCaptureAdapter
