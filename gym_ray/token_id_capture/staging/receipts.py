@@ -20,6 +20,8 @@ _EXPLICIT: Final = "explicit"
 _CONFLICTING_ROWS: Final = "duplicate_manifest_row"
 _DISAGREEMENT: Final = "witness_disagreement["
 _NO_SUCH_RESPONSE: Final = "response_id_no_match"
+# The call has a row and a failure: its answer may never have left, and then the agent went on from its parent.
+_FAILED_AS_WELL: Final = "terminal_failed_as_well"
 
 
 class _End(NamedTuple):
@@ -105,6 +107,8 @@ def _end(
     if is_declared or _DISAGREEMENT in found.reason or _has_died(found, failures):
         return _End(None, _last_stage(found, response), found.reason)
     selected = select_terminal_call(rows)
+    if any(failure.model_call_id == selected.terminal_model_call_id for failure in failures):
+        return _End(None, "heuristic", f"{found.reason},{selected.reason},{_FAILED_AS_WELL}")
     return _End(selected.terminal_model_call_id, "heuristic", f"{found.reason},{selected.reason}")
 
 

@@ -57,6 +57,17 @@ class TestPrecedence:
         assert receipt.terminal_attribution_reason is not None
         assert receipt.terminal_attribution_reason.endswith(",selected")
 
+    @pytest.mark.parametrize("failed", ["c1", "c2"])
+    def test_a_call_that_failed_as_well_is_no_end_by_its_shape(self, failed: str) -> None:
+        failure = ManifestFailure(model_call_id=failed, reason=UNCOMMITTED_CALL_REASON)
+        contradicting = RolloutManifest(rollout_id="r1", records=rows(), failures=[failure])
+        receipt = build_receipt(contradicting, None, reward=1.0)
+        wanted = (None, "heuristic", True, None) if failed == "c2" else ("c2", "heuristic", False, None)
+        assert ended(receipt) == wanted
+        reason = "no_response_object,selected" + (",terminal_failed_as_well" if failed == "c2" else "")
+        assert receipt.terminal_attribution_reason == reason
+        assert build_receipt(contradicting, {"id": f"resp-{failed}"}, reward=1.0).terminal_model_call_id == failed
+
     def test_a_declared_response_counts_as_declared(self) -> None:
         receipt = build_receipt(manifest(), None, reward=1.0, declared_response_id="resp-c0")
         assert ended(receipt) == ("c0", "declared", False, None)
