@@ -43,6 +43,8 @@ def test_a_prefix_can_come_as_a_list_or_as_any_array(admission: CaptureAdmission
     [
         (CHAINED, None, "its staging_chain was not given"),
         (CHAINED, [1, 2], "has 3 ids, not 2"),
+        (CHAINED, [1, 2, 3, 4], "has 3 ids, not 4"),
+        (CHAINED, np.ma.MaskedArray([1, 9, 3], [False, True, False]), "not MaskedArray"),
         (INLINE, [1, 2, 4], "not the one that it was admitted with"),
         (INLINE, [], "has 3 ids, not 0"),
         (ROOT, [1], "text mode has no prefix"),

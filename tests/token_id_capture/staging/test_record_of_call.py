@@ -186,3 +186,12 @@ def test_extras_are_read_once() -> None:
     assert isinstance(record, StagedCallRecord)
     assert record.extras == {"a": 1}
     assert record.extras_digest == compute_extras_digest({"a": 1})
+
+
+@pytest.mark.parametrize("given", [0, 7, None])
+def test_the_version_that_was_given_is_stamped_also_if_it_is_the_first(given: int | None) -> None:
+    admission = CaptureAdmission(rollout_id="r", model_call_id="c", mode="text")
+    call = RolloutTokenCapture(None, lambda: 5).begin_call(admission, weight_version=given)  # type: ignore[arg-type]
+    record = record_of_call(call, CallTokens([1], [2], [-0.5]), None)
+    assert isinstance(record, StagedCallRecord)
+    assert record.weight_version == (5 if given is None else given)
