@@ -212,7 +212,7 @@ def test_training_tokens(tmp_path: Path) -> None:
     for word in ("continues", "tool text", "policy", "log prob", "prefix reused", "trainable"):
         assert word in out, out
     assert "training 2 of 2 rollouts have exact tokens" in out
-    shown = bash(block("bash", "read_rows.py"), tmp_path).splitlines()
+    shown = bash(block("bash", "training/read_rows.py"), tmp_path).splitlines()
     names = [line.split(": ")[0] for line in shown]  # in the order in which rollouts finished, for each form once
     assert names[:2] == names[2:]
     assert sorted(names[:2]) == ["0-0 main", "1-0 main"]
@@ -236,6 +236,23 @@ def test_training_tokens(tmp_path: Path) -> None:
         carriers = [item for item in record["response"]["output"] if "generation_token_ids" in item]
         *_, last = carriers
         assert last["prompt_token_ids"] + last["generation_token_ids"] == row["token_ids"]
+
+
+@pytest.mark.model
+def test_tokens_that_inference_workers_keep(tmp_path: Path) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    out = bash(block("bash", "external_staging=true"), tmp_path)
+    rows = [line for line in out.splitlines() if "to learn from" in line]
+    assert [row.split(":")[0] for row in rows] == ["0-0", "1-0"]
+    assert all("nothing to learn" not in row and "reward " in row for row in rows)
+    staged, proved, by_ray = block("bash", "staging/worker.py").strip().splitlines()[1:]
+    out = bash(f"source .venv/bin/activate\n{staged}\n{proved}", tmp_path)
+    assert "8 calls of 4 rollouts staged in" in out
+    proved_rows = [line.split(", reward")[0] for line in out.splitlines() if "to learn from" in line]
+    assert len(proved_rows) == 4
+    out = bash(f"source .venv/bin/activate\n{by_ray}", tmp_path)
+    assert [line for line in out.splitlines() if "to learn from" in line] == proved_rows
 
 
 @pytest.mark.model
