@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gym_ray.model_call_capture.exchange import TrainingCall
-from gym_ray.model_server.external.committing import NotStagedError, checked_coordinates, ledger_commit
 from gym_ray.model_server.off_loop import off_loop
 from gym_ray.token_id_capture.external_staging import ExternalStaging
 from gym_ray.token_id_capture.staging import (
@@ -22,6 +21,7 @@ from gym_ray.token_id_capture.staging import (
     UNRESOLVED_PARENT_REASON,
     CaptureAdmission,
 )
+from gym_ray.token_id_capture.staging.committing import NotStagedError, checked_coordinates, ledger_commit
 from gym_ray.token_id_capture.staging.ledger.admission import admit
 
 __all__ = ["StagedCall"]

@@ -11,6 +11,7 @@ from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.async_capture import AsyncRolloutTokenCapture
 from gym_ray.token_id_capture.staging.capture import CaptureHost, RolloutTokenCapture, install_capture
 from gym_ray.token_id_capture.staging.columns import Column
+from gym_ray.token_id_capture.staging.committing import NotStagedError, checked_coordinates, ledger_commit
 from gym_ray.token_id_capture.staging.constants import (
     EXTRAS_DIGEST_VERSION,
     INVALID_WORKER_COMMIT_COORDINATES_REASON,
@@ -120,6 +121,7 @@ __all__ = [
     "ManifestFailure",
     "MemoryCaptureLedger",
     "MemoryStaging",
+    "NotStagedError",
     "PackedDelta",
     "PrefixSource",
     "RebuildError",
@@ -143,6 +145,7 @@ __all__ = [
     "admit",
     "build_receipt",
     "build_staging_delta",
+    "checked_coordinates",
     "compute_chain_hash",
     "compute_extras_digest",
     "compute_prefix_hash",
@@ -151,6 +154,7 @@ __all__ = [
     "distinct_rollout_ids",
     "hash_call",
     "install_capture",
+    "ledger_commit",
     "linearize",
     "linearize_all",
     "packed_delta",

@@ -284,3 +284,20 @@ async def test_a_trainer_reads_the_manifest_with_the_client(tmp_path: Path) -> N
                 return len(control.manifest("r1").records)
 
         assert await asyncio.to_thread(read) == 1
+
+
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+async def test_a_text_input_is_the_turn_that_the_next_request_has_in_its_place(
+    tmp_path: Path, instructions: str | None
+) -> None:
+    fixed = {"model": "m", **({"instructions": instructions} if instructions else {})}
+    async with staged_site(tmp_path, ScriptedWorker(counted)) as site:
+        first = await answer_of(site, RESPONSES, {**fixed, "input": "hi"})
+        body = {**fixed, "input": [{"role": "user", "content": "hi"}]}
+        await answer_of(site, RESPONSES, followed(RESPONSES, body, first, "and now?"))
+        manifest = await site.manifest()
+        tokens, _ = await linearized(site)
+    assert manifest.failures == []
+    root, child = manifest.records
+    assert (root.mode, child.mode, child.parent_call_id) == ("text", "token_in", root.model_call_id)
+    assert len(tokens) == child.cum_len

@@ -17,16 +17,15 @@ from gym_ray.token_id_capture.fingerprint import (
     HashedItems,
     assistant_fingerprint,
 )
+from gym_ray.token_id_capture.request_items import text_input_of, text_turn
 from gym_ray.token_id_capture.response_shapes import response_to_output_items
-from gym_ray.token_id_capture.staging import (
+from gym_ray.token_id_capture.staging.constants import (
     INVALID_WORKER_COMMIT_COORDINATES_REASON,
     WORKER_CAPTURE_FAILED_REASON,
     WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON,
-    CallRecord,
-    CaptureAdmission,
-    CaptureLedgerCommit,
-    CommitCoords,
 )
+from gym_ray.token_id_capture.staging.ledger_records import CallRecord, CaptureLedgerCommit
+from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords
 
 __all__ = ["NotStagedError", "checked_coordinates", "ledger_commit"]
 
@@ -102,7 +101,7 @@ def ledger_commit(
         admission: What it was admitted as.
         served: The answer as its client gets it.
         response_id: The id of that answer, None when the worker gave it none.
-        request_items: The turns of its request.
+        request_items: The turns of its request, as :func:`~gym_ray.token_id_capture.request_items` gives them.
         admitted_at: When it was admitted, UNIX seconds.
 
     Raises:
@@ -126,9 +125,15 @@ def ledger_commit(
         rollout_id=admission.rollout_id,
         record=record,
         staging_chain=[*admission.staging_chain, record.staging_key],
-        request_items=list(request_items),
+        request_items=_turns(request_items),
         response_items=response_items,
     )
+
+
+def _turns(request_items: Sequence[object]) -> list[object]:
+    """Return the turns as the next request will have them: a text ``input`` has become the user's turn by then."""
+    text = text_input_of(request_items)
+    return [*request_items, *([] if text is None else [text_turn(text)])]
 
 
 def _fingerprints(request_items: Sequence[object], response_items: Sequence[object]) -> tuple[str | None, str | None]:
