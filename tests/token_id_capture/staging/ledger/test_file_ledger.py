@@ -98,6 +98,16 @@ class TestOtherProcesses:
         assert found is not None
         assert found.chain_hash == commit_of_turn(0, tokens="others").record.chain_hash
 
+    async def test_a_longer_new_file_is_read_anew(self, ledger: FileCaptureLedger, tmp_path: Path) -> None:
+        path = tmp_path / FILE
+        path.write_bytes(line(0))
+        assert await parent(ledger, 1) == "c0"
+        path.write_bytes(line(0, "others") + line(1))
+        found = (await ledger.resolve("r1", asked_at(1))).match
+        assert found is not None
+        assert found.chain_hash == commit_of_turn(0, tokens="others").record.chain_hash
+        assert await parent(ledger, 2) == "c1"
+
     async def test_a_cut_file_is_read_anew(self, ledger: FileCaptureLedger, tmp_path: Path) -> None:
         path = tmp_path / FILE
         path.write_bytes(line(0) + line(1))
@@ -197,6 +207,15 @@ class TestDamage:
         manifest = await ledger.manifest("r1")
         assert manifest.records == []
         assert manifest.failures == [ManifestFailure(model_call_id=f"{FILE}:1", reason=DAMAGED_LINE_REASON)]
+
+    @pytest.mark.parametrize("spelled", [{"fingerprint_version": None}, {}])
+    async def test_a_row_that_does_not_say_its_version_is_nobodys_parent(
+        self, ledger: FileCaptureLedger, tmp_path: Path, spelled: dict[str, None]
+    ) -> None:
+        row = commit_row(commit_of_turn(0))
+        del row["fingerprint_version"]
+        (tmp_path / FILE).write_bytes(commit_line(row | spelled))
+        assert await parent(ledger, 1) is None
 
     async def test_a_call_with_rows_that_differ_is_nobodys_parent(
         self, ledger: FileCaptureLedger, tmp_path: Path
@@ -430,6 +449,45 @@ class TestManyAtOnce:
         assert await kept(ledger) == ["c0", "c1"]
         await ledger.close()
 
+    async def test_no_equal_row_is_told_kept_when_the_one_that_was_written_is_not(self, tmp_path: Path) -> None:
+        class Failing(FaultyCalls):
+            fails = False
+
+            def sync_data(self, fd: int) -> None:
+                super().sync_data(fd)
+                if self.fails:
+                    raise OSError(errno.EIO, "the disk is gone")
+
+        calls = Failing(only=lambda path: path.endswith(".lineage.jsonl"))
+        calls.sync_gate = threading.Event()
+        ledger = FileCaptureLedger(tmp_path, calls=calls)
+        before = asyncio.create_task(ledger.record(commit_of_turn(0)))
+        await until(calls.syncs_waiting.is_set)
+        rows = [asyncio.create_task(ledger.record(commit_of_turn(1))) for _ in range(3)]
+        await asyncio.sleep(0)
+        calls.fails = True
+        calls.sync_gate.set()
+        found = await asyncio.gather(before, *rows, return_exceptions=True)
+        assert [type(outcome) for outcome in found] == [CaptureError] * 4
+        assert await kept(ledger) == []
+        await ledger.close()
+
+    async def test_who_stops_waiting_stops_no_append(self, tmp_path: Path) -> None:
+        calls = FaultyCalls(only=lambda path: path.endswith(".lineage.jsonl"))
+        calls.sync_gate = threading.Event()
+        ledger = FileCaptureLedger(tmp_path, calls=calls)
+        before = asyncio.create_task(ledger.record(commit_of_turn(0)))
+        await until(calls.syncs_waiting.is_set)
+        impatient, patient = (asyncio.create_task(ledger.record(commit_of_turn(turn))) for turn in (1, 2))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        calls.sync_gate.set()
+        await asyncio.wait_for(asyncio.gather(before, patient), 20)
+        assert await kept(ledger) == ["c0", "c1", "c2"]
+        await ledger.close()
+
     async def test_one_rollout_of_many_processes(self, tmp_path: Path) -> None:
         script = """
 import asyncio, sys
@@ -525,10 +583,15 @@ async def test_a_look_up_reads_only_what_is_new(tmp_path: Path) -> None:
 async def test_a_damaged_file_is_logged_with_its_place(
     ledger: FileCaptureLedger, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / FILE).write_bytes(b"{\n")
+    path = tmp_path / FILE
+    path.write_bytes(line(0) + b"{\n")
     with caplog.at_level(logging.ERROR):
         assert await ledger.has_rows("r1")
-    assert f"{FILE}:1" in caplog.text
+        path.write_bytes(path.read_bytes() + b"\n[\n")
+        assert await ledger.has_rows("r1")
+    assert [
+        record.getMessage().count(f"{FILE}:{number}: ") for record, number in zip(caplog.records, (2, 4), strict=True)
+    ] == [1, 1]
 
 
 def test_the_cache_forgets_the_rollouts_asked_for_longest_ago(tmp_path: Path) -> None:
@@ -540,6 +603,12 @@ def test_the_cache_forgets_the_rollouts_asked_for_longest_ago(tmp_path: Path) ->
     assert len(cache) == 4
     cache.drop(["d", "e", "a", "unknown"])
     assert len(cache) == 1
+    (tmp_path / "long.lineage.jsonl").write_bytes(b"".join(map(line, range(20))))
+    with cache.held("long") as cached:
+        cached.refresh(FileCalls())
+    assert len(cache) == 1
+    with cache.held("long") as cached:
+        assert cached.rows.weight == 20
 
 
 async def test_lines_have_no_tokens_and_sorted_keys(ledger: FileCaptureLedger, tmp_path: Path) -> None:
