@@ -229,7 +229,7 @@ store = ObjectStore(sys.argv[1], dict(key="testing-key", secret="testing-secret"
                                       client_kwargs={"region_name": "us-east-1"}))
 for number in range(10_000):
     with store.stream(f"{number}") as value:
-        for _ in range(1 + number % 3):
+        for _ in range(1 + number % 2):
             value.write(b"%d" % (number % 10) * 5_000_000)
         value.publish()
     print(number, flush=True)
@@ -238,14 +238,14 @@ for number in range(10_000):
 
 def test_a_killed_writer_leaves_what_it_acknowledged_and_nothing_half(s3: S3Server) -> None:
     url = s3.new_url()
-    told = lines_until_killed([sys.executable, "-c", WRITER, url, s3.options()["endpoint_url"]], 4)
+    told = lines_until_killed([sys.executable, "-c", WRITER, url, s3.options()["endpoint_url"]], 3)
     store = ObjectStore(url, s3.options())
     try:
         names = store.list()
         assert {line.decode().strip() for line in told} <= set(names)
         for name in names:
             number = int(name)
-            assert store.read(name) == b"%d" % (number % 10) * 5_000_000 * (1 + number % 3)
+            assert store.read(name) == b"%d" % (number % 10) * 5_000_000 * (1 + number % 2)
         store.sweep_temporary(-60.0)
         assert open_uploads(store) == []
     finally:

@@ -90,6 +90,13 @@ async def test_siblings_of_the_same_words_are_a_parent_only_if_they_are_the_same
     assert (await ledger.resolve("r1", asked_at(1))).status is UNRESOLVED
 
 
+@pytest.mark.parametrize("member", ["cumulative_hash", "chain_hash"])
+async def test_siblings_that_differ_in_one_hash_are_nobodys_parent(ledger: CaptureLedger, member: str) -> None:
+    await ledger.record(commit_of_turn(0))
+    await ledger.record(commit_of_turn(0, call_id="b0", **{member: "0" * 64}))
+    assert (await ledger.resolve("r1", asked_at(1))).status is UNRESOLVED
+
+
 async def test_a_turn_that_was_slipped_in_before_the_answer_hides_the_parent(ledger: CaptureLedger) -> None:
     await ledger.record(commit_of_turn(0))
     question, answer, more = asked_at(1)
