@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -12,8 +13,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from gym_ray.model_call_capture.telemetry import LAG_BOUNDS_S, LATENCY_BOUNDS_S, CaptureTelemetry, TelemetryBatch
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.capturing.capture_health import CaptureCounts
+from gym_ray.token_id_capture.external_staging import StagedCallCounts
 
-__all__ = ["MetricsPublisher", "TokenMetricsPublisher"]
+__all__ = ["MetricsPublisher", "StagingMetricsPublisher", "TokenMetricsPublisher"]
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
@@ -167,6 +169,33 @@ class TokenMetricsPublisher(_Publisher[CaptureCounts]):
             _add(self._untrainable, count - before.untrainable.get(reason, 0), {"reason": reason})
         for stage in ("total", "eligible", "supplied"):
             _add(self._prefix, getattr(batch.prefix, stage) - getattr(before.prefix, stage), {"stage": stage})
+
+
+class StagingMetricsPublisher(_Publisher[Mapping[tuple[str, str], int]]):
+    """Publishes how the calls ended whose tokens the workers keep (C348).
+
+    Args:
+        counts: What to read.
+        server_name: The tag ``server`` of every metric.
+        interval_s: Seconds between two looks.
+    """
+
+    def __init__(self, counts: StagedCallCounts, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
+        super().__init__(server_name, interval_s)
+        self._counts, self._published = counts, counts.counts()
+        self._calls = self._counter(
+            "staged_calls", "Captured calls, by what became of their tokens.", "mode", "outcome"
+        )
+
+    def take(self) -> Mapping[tuple[str, str], int]:
+        """Return the counts."""
+        return self._counts.counts()
+
+    def publish(self, batch: Mapping[tuple[str, str], int]) -> None:
+        """Publish what was added since the last batch."""
+        before, self._published = self._published, batch
+        for (mode, outcome), count in batch.items():
+            _add(self._calls, count - before.get((mode, outcome), 0), {"mode": mode, "outcome": outcome})
 
 
 def _add(counter: Counter, count: int, tags: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
-from gym_ray.actors.metrics import MetricsPublisher, TokenMetricsPublisher
+from gym_ray.actors.metrics import MetricsPublisher, StagingMetricsPublisher, TokenMetricsPublisher
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
@@ -49,7 +49,7 @@ class ModelServerHost(HttpHost):
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
         self._external: ExternalStaging | None = None
-        self._metrics: list[MetricsPublisher | TokenMetricsPublisher] = []
+        self._metrics: list[MetricsPublisher | TokenMetricsPublisher | StagingMetricsPublisher] = []
         self._child: ChildInterpreter[Any] = ChildInterpreter(body_work)
         super().__init__(server_name, host, port)
 
@@ -89,6 +89,8 @@ class ModelServerHost(HttpHost):
             self._metrics.append(MetricsPublisher(self._writer.telemetry, self._server_name))
         if self._tokens is not None:
             self._metrics.append(TokenMetricsPublisher(self._tokens, self._server_name))
+        if self._external is not None:
+            self._metrics.append(StagingMetricsPublisher(self._external.counts, self._server_name))
         for publisher in self._metrics:
             publisher.start()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
 
-__all__ = ["LEDGER_METHODS", "ExternalStaging", "WorkerBackend"]
+__all__ = ["COMMITTED", "LEDGER_METHODS", "NOT_ADMITTED", "ExternalStaging", "StagedCallCounts", "WorkerBackend"]
 
 WorkerBackend: TypeAlias = Literal["vllm_worker", "megatron_worker"]
 """How a worker is told of an admission (C244, C245)."""
@@ -27,6 +30,27 @@ LEDGER_METHODS = (
 """What a ledger of the user's own must be able to do (C200)."""
 
 
+COMMITTED: Final = "committed"
+"""Outcome of a call whose row is in the ledger; any other outcome is the reason why it has none."""
+NOT_ADMITTED: Final = "not_admitted"
+"""Mode of a call that was served as ordinary traffic, because its parent is not proved."""
+
+
+class StagedCallCounts:
+    """How the captured calls of one server ended, by mode and outcome (C348). Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._ended: Counter[tuple[str, str]] = Counter()
+
+    def ended(self, mode: str, outcome: str) -> None:
+        """Count a call: ``text``, ``token_in`` or not admitted; committed, or the reason why not."""
+        self._ended[mode, outcome] += 1
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Return how many calls ended, by mode and outcome; a snapshot."""
+        return MappingProxyType(dict(self._ended))
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalStaging:
     """The parts of external staging in one process; who built them closes them.
@@ -35,11 +59,13 @@ class ExternalStaging:
         ledger: Keeps a token-free row of each committed call.
         backend: What the workers are.
         control_token: Bearer of the control routes; never shown (C220).
+        counts: How calls ended.
     """
 
     ledger: CaptureLedger
     backend: WorkerBackend
     control_token: str = field(repr=False)
+    counts: StagedCallCounts = field(default_factory=StagedCallCounts)
 
     async def aclose(self) -> None:
         """Close the ledger; failures that it could not keep until now are tried once more.

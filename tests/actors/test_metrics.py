@@ -15,6 +15,7 @@ from gym_ray.errors import CaptureError
 from gym_ray.testing.fake_upstream import FakeUpstream
 from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.token_id_capture.call_capture import TokenCapture
+from gym_ray.token_id_capture.external_staging import StagedCallCounts
 from gym_ray.token_id_capture.records import ParentResolutionStatus
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -101,6 +102,28 @@ async def test_what_token_capture_counts_is_published_once(monkeypatch: pytest.M
         ("gym_ray_token_prefix_calls_total", "total"): 2,
         ("gym_ray_token_prefix_calls_total", "eligible"): 2,
         ("gym_ray_token_prefix_calls_total", "supplied"): 1,
+    }
+
+
+def test_how_staged_calls_ended_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_ray.actors import metrics
+
+    told = Counter[tuple[str, ...]]()
+    monkeypatch.setattr(Noted, "told", told)
+    monkeypatch.setattr(metrics, "Counter", Noted)
+    counts = StagedCallCounts()
+    counts.ended("text", "committed")
+    publisher = metrics.StagingMetricsPublisher(counts, "m")
+    publisher.publish(publisher.take())
+    assert told == {}, "what was counted before it began is not its own"
+    for mode, outcome in (("text", "committed"), ("token_in", "committed"), ("token_in", "worker_capture_failed")):
+        counts.ended(mode, outcome)
+        publisher.publish(publisher.take())
+        publisher.publish(publisher.take())
+    assert told == {
+        ("gym_ray_staged_calls_total", "text", "committed"): 1,
+        ("gym_ray_staged_calls_total", "token_in", "committed"): 1,
+        ("gym_ray_staged_calls_total", "token_in", "worker_capture_failed"): 1,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_ray.model_call_capture.exchange import TrainingCall
 from gym_ray.model_server.off_loop import off_loop
-from gym_ray.token_id_capture.external_staging import ExternalStaging
+from gym_ray.token_id_capture.external_staging import COMMITTED, NOT_ADMITTED, ExternalStaging
 from gym_ray.token_id_capture.staging import (
     INVALID_WORKER_COMMIT_COORDINATES_REASON,
     UNCOMMITTED_CALL_REASON,
@@ -40,7 +40,7 @@ class StagedCall:
     """
 
     def __init__(self, staging: ExternalStaging, called: TrainingCall, *, admitted_at: float, size_bytes: int) -> None:
-        self._ledger, self._called = staging.ledger, called
+        self._ledger, self._counts, self._called = staging.ledger, staging.counts, called
         self._admitted_at, self._size_bytes = admitted_at, size_bytes
         self._items: Sequence[Any] = ()
         self._admission: CaptureAdmission | None = None
@@ -58,11 +58,13 @@ class StagedCall:
         called = self._called
         if items is None:
             await self._ledger.record_failure(called.rollout_id, called.model_call_id, UNRESOLVED_PARENT_REASON)
-            return None
-        self._items = items
-        self._admission = await admit(
-            self._ledger, rollout_id=called.rollout_id, model_call_id=called.model_call_id, items=items
-        )
+        else:
+            self._items = items
+            self._admission = await admit(
+                self._ledger, rollout_id=called.rollout_id, model_call_id=called.model_call_id, items=items
+            )
+        if self._admission is None:
+            self._counts.ended(NOT_ADMITTED, UNRESOLVED_PARENT_REASON)
         return self._admission
 
     @asynccontextmanager
@@ -112,11 +114,14 @@ class StagedCall:
             await self._fail(INVALID_WORKER_COMMIT_COORDINATES_REASON)
         else:
             self._is_settled = True
+            self._counts.ended(admission.mode, COMMITTED)
 
     async def _fail(self, reason: str) -> None:
-        """Keep why the call has no row; the first reason is the only one (C321)."""
+        """Keep why an admitted call has no row; the first reason is the only one (C321)."""
         self._is_settled = True
         called = self._called
+        if self._admission is not None:
+            self._counts.ended(self._admission.mode, reason)
         try:
             await self._ledger.record_failure(called.rollout_id, called.model_call_id, reason)
         except Exception:  # noqa: BLE001 - boundary: a fault of the capture must not fail the call (C3)

@@ -137,3 +137,27 @@ async def test_the_error_of_a_call_is_kept_behind_its_failure() -> None:
         async with call.settled():
             raise ZeroDivisionError
     assert await ledger.has_rows("r1")
+
+
+async def test_each_call_is_counted_once_by_how_it_ended() -> None:
+    ledger = MemoryCaptureLedger()
+    staging = ExternalStaging(ledger, "vllm_worker", "secret")
+
+    def begun(call_id: str) -> StagedCall:
+        return StagedCall(staging, TrainingCall("r1", call_id), admitted_at=1.0, size_bytes=10)
+
+    first = begun("c1")
+    async with first.settled():
+        await first.commit(coordinates(await admitted(first)), SERVED, "a1")
+    lost = begun("c2")
+    async with lost.settled():
+        await admitted(lost)
+    stranger = begun("c3")
+    async with stranger.settled():
+        assert await stranger.admit(None) is None
+        await stranger.commit(None, SERVED, "a2")
+    assert staging.counts.counts() == {
+        ("text", "committed"): 1,
+        ("text", "request_finished_without_staged_coordinates"): 1,
+        ("not_admitted", "unresolved_parent"): 1,
+    }
