@@ -172,13 +172,7 @@ class TokenMetricsPublisher(_Publisher[CaptureCounts]):
 
 
 class StagingMetricsPublisher(_Publisher[Mapping[tuple[str, str], int]]):
-    """Publishes how the calls ended whose tokens the workers keep (C348).
-
-    Args:
-        counts: What to read.
-        server_name: The tag ``server`` of every metric.
-        interval_s: Seconds between two looks.
-    """
+    """Publishes how the calls of a server ended whose tokens the workers keep (C348)."""
 
     def __init__(self, counts: StagedCallCounts, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
         super().__init__(server_name, interval_s)
