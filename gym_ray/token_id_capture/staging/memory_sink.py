@@ -113,11 +113,7 @@ def _copied(value: Any) -> Any:
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    if not isinstance(value, np.ndarray | array):
-        return value
-    owned = np.array(value)
-    owned.flags.writeable = False
-    return owned
+    return np.array(value) if isinstance(value, np.ndarray | array) else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -194,3 +194,11 @@ def test_a_mapped_file_is_an_array_like_any_other(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "ids", np.uint32, "r")
     assert type(id_column(mapped).array) is np.ndarray
     assert id_column(mapped) == [1, 2]
+
+
+def test_a_column_does_not_lock_the_array_that_it_shares() -> None:
+    values = np.array([1, 2])
+    column = Column(values)
+    assert np.shares_memory(column.array, values)
+    assert values.flags.writeable
+    assert not column.array.flags.writeable

@@ -88,7 +88,7 @@ def test_what_is_kept_does_not_change_with_what_was_given(given: Any, change: Ca
     change(given)
     assert staging.stage(staged_call(), attachments={"a": before}).ok
     assert not staging.stage(staged_call(), attachments={"a": given}).ok
-    with contextlib.suppress(ValueError, AttributeError):  # it cannot be changed
+    with contextlib.suppress(AttributeError):  # bytes cannot be changed
         change(staging.fetch_attachments(key)["a"])
     assert staging.stage(staged_call(), attachments={"a": before}).ok
 
