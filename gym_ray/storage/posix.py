@@ -46,7 +46,7 @@ class PosixStore:
     Args:
         root: Directory; created when the first value is put there, never by a read.
         calls: The seam to the operating system.
-        mode: Permission bits of the files; directories of files for their owner only are that, too.
+        mode: Permission bits of the files; directories of files for their owner only are that, too, from the root on.
     """
 
     def __init__(self, root: Path, *, calls: FileCalls | None = None, mode: int = 0o644) -> None:
@@ -55,6 +55,7 @@ class PosixStore:
         self._mode = mode
         self._directory_mode = 0o777 if mode & OTHERS else OWNER_ONLY_DIRECTORY
         self._exclusive: bool | None = None
+        self._made: set[Path] = set()
 
     @property
     def place(self) -> str:
@@ -71,7 +72,7 @@ class PosixStore:
     def _probe(self) -> bool:
         name = self.root / f"probe-{secrets.token_hex(8)}"
         try:
-            make_directory(self._calls, self.root, self._directory_mode)
+            self._make_directory(self.root)
             temporary = write_temporary(self._calls, name, b"", self._mode)
             second = f"{temporary}.2"
             try:
@@ -91,7 +92,7 @@ class PosixStore:
         """Put or replace a value; see the contract."""
         path = self._path(name)
         try:
-            make_directory(self._calls, path.parent, self._directory_mode)
+            self._make_directory(path.parent)
             replace_file(self._calls, path, data, self._mode)
         except OSError as error:
             raise StorageError(f"cannot publish {path}: {error}") from error
@@ -100,7 +101,7 @@ class PosixStore:
         """Put a value under a new name; see the contract."""
         path = self._path(name)
         try:
-            make_directory(self._calls, path.parent, self._directory_mode)
+            self._make_directory(path.parent)
             temporary = write_temporary(self._calls, path, data, self._mode)
             try:
                 name_file(self._calls, temporary, str(path))
@@ -116,7 +117,7 @@ class PosixStore:
         """Begin a value; see the contract."""
         path = self._path(name)
         try:
-            make_directory(self._calls, path.parent, self._directory_mode)
+            self._make_directory(path.parent)
             return PosixStream(path, self._calls, self._mode)
         except OSError as error:
             raise StorageError(f"cannot begin {path}: {error}") from error
@@ -265,6 +266,22 @@ class PosixStore:
 
     def close(self) -> None:
         """Do nothing: nothing is kept open."""
+
+    def _make_directory(self, path: Path) -> None:
+        """Create a directory of the store; its entry, and that of each directory between it and the root, is durable.
+
+        One that is there may be another process's that has not come to make it durable, so each is synced once here.
+        """
+        if path in self._made and path.is_dir():
+            return
+        inner = path.relative_to(self.root).parts
+        for level in range(len(inner) + 1):
+            folder = self.root.joinpath(*inner[:level])
+            if folder in self._made and folder.is_dir():
+                continue
+            make_directory(self._calls, folder, self._directory_mode)
+            sync_directory(self._calls, str(folder.parent))
+            self._made.add(folder)
 
     def _path(self, name: str) -> Path:
         return self.root.joinpath(*name_parts(name))

@@ -39,7 +39,8 @@ def name_file(calls: FileCalls, temporary: str, path: str) -> None:
         if not is_same_file(calls, temporary, path):  # a server whose answer was lost is asked again by the system
             raise
     try:
-        calls.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # the same of this one
+            calls.unlink(temporary)
         sync_directory(calls, str(Path(path).parent))
     except OSError:
         calls.unlink(path)
@@ -114,8 +115,7 @@ class PosixStream(StreamedValue):
             name_file(self._calls, temporary, path)
             self._temporary = None
         except FileExistsError:
-            if not _same_bytes(temporary, path):
-                raise
+            self._take_as_ours(temporary, path)
         except OSError as error:
             if error.errno not in NO_HARD_LINKS:
                 raise
@@ -124,11 +124,25 @@ class PosixStream(StreamedValue):
     def _rename(self, temporary: str, path: str) -> None:
         """Take the name where there are no hard links: two writers of one name cannot be told apart there."""
         if self._path.exists():
-            if not _same_bytes(temporary, path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            self._take_as_ours(temporary, path)
             return
         self._calls.rename(temporary, path)
         self._temporary = None
+        sync_directory(self._calls, str(self._path.parent))
+
+    def _take_as_ours(self, temporary: str, path: str) -> None:
+        """Let another writer's file of the same bytes stand for this one; that writer may die before it is durable.
+
+        Raises:
+            FileExistsError: It has other bytes.
+        """
+        if not _same_bytes(temporary, path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        fd = self._calls.open(path, os.O_RDONLY)
+        try:
+            self._calls.sync(fd)
+        finally:
+            self._calls.close(fd)
         sync_directory(self._calls, str(self._path.parent))
 
     def _close_fd(self) -> None:

@@ -81,12 +81,29 @@ def test_a_failed_sync_leaves_nothing(tmp_path: Path, directories: bool) -> None
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_an_equal_value_of_a_writer_that_died_outlives_a_power_cut_once_it_counts_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    (tmp_path / "x").write_bytes(b"same")  # and nothing of it synced
+    calls = ForgetfulCalls()
+    if not has_links:
+        monkeypatch.setattr(calls, "link", _NoLinks().link)
+    put(PosixStore(tmp_path, calls=calls).stream("x"), b"same")
+    assert calls.after_power_cut(tmp_path)["x"] == b"same"
+    assert os.listdir(tmp_path) == ["x"]
+
+
 class _LostAnswer(FileCalls):
-    """Links, and then says that the name is taken: what a network file system does when an answer is lost."""
+    """Links and unlinks, and then does it again: what a network file system does when an answer is lost."""
 
     def link(self, source: str, target: str) -> None:
         super().link(source, target)
         super().link(source, target)
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        super().unlink(path)
 
 
 def test_a_link_whose_answer_was_lost_is_a_success(tmp_path: Path) -> None:
