@@ -7,6 +7,7 @@ without that field is ordinary traffic and passes as it is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from gym_ray.inference_worker.prefixes import StagedPrefix, StagedPrefixes
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.headers import JSON_HEADERS
 from gym_ray.model_server.off_loop import off_loop
+from gym_ray.token_id_capture.adapters.request_facts import RequestFacts
+from gym_ray.token_id_capture.adapters.route_alignment import CallLengths, aligned_routes
 from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, TokenOutcome
 from gym_ray.token_id_capture.extras import CallExtras
 from gym_ray.token_id_capture.reasons import ENGINE_REPORTS_NO_TOKENS
@@ -108,7 +111,7 @@ class StagingEngine:
         if reply.status >= 400 or answer is None:
             await self._capture.fail_call(call, reason=f"the engine answered {reply.status}")
             return EngineAnswer.of_bytes(reply.status, reply.headers, raw)
-        return _answered(reply, answer, await self._stage(call, reply.tokens))
+        return _answered(reply, answer, await self._stage(call, reply.tokens, request))
 
     async def _prefix(self, admission: CaptureAdmission) -> StagedPrefix | StagedPrefixError | None:
         try:
@@ -129,17 +132,20 @@ class StagingEngine:
             return EngineAnswer.of_bytes(reply.status, reply.headers, raw)
         return _answered(reply, answer, coords)
 
-    async def _stage(self, call: ActiveCall, tokens: Callable[[], TokenOutcome] | None) -> CommitCoords:
+    async def _stage(
+        self, call: ActiveCall, tokens: Callable[[], TokenOutcome] | None, request: EngineRequest
+    ) -> CommitCoords:
         outcome = None if tokens is None else tokens()
         if not isinstance(outcome, ExactTokens):
             reason = ENGINE_REPORTS_NO_TOKENS if outcome is None else f"{outcome.reason}: {outcome.detail}"
             return await self._capture.fail_call(call, reason=reason)
+        routes = await _staged_routes(outcome, call.admission.prev_len, request)
         coords = await self._capture.complete_call(
             call,
             prompt_token_ids=outcome.prompt_token_ids,
             generated_token_ids=outcome.generation_token_ids,
             generated_logprobs=outcome.generation_log_probs,
-            extras=_extras(outcome),
+            extras=_extras(outcome, routes),
         )
         if coords.staging_key is not None and coords.chain_hash is not None:
             whole = join_tokens([outcome.prompt_token_ids, outcome.generation_token_ids])
@@ -168,7 +174,19 @@ def _asked(request: EngineRequest, prefix: StagedPrefix | None) -> EngineRequest
     return replace(request, body=body, raw=exact_json.dumps(body), tokens=TokenRequest(parent))
 
 
-def _extras(outcome: ExactTokens) -> dict[str, Any] | None:
+async def _staged_routes(outcome: ExactTokens, prev_len: int, request: EngineRequest) -> object:
+    """Return the engine's routes of experts cut to the tokens that the call stages (C344); None for none.
+
+    An engine tells those of its whole prompt, most of which was staged by the calls before.
+    """
+    if outcome.routed_experts is None:
+        return None
+    lengths = CallLengths(prev_len, int(outcome.prompt_token_ids.size), int(outcome.generation_token_ids.size))
+    start = RequestFacts.of(request.body).experts_start
+    return await asyncio.to_thread(aligned_routes, outcome.routed_experts, lengths, start)
+
+
+def _extras(outcome: ExactTokens, routes: object) -> dict[str, Any] | None:
     """Return what is kept beside the tokens: routes of experts, and what a trainer must know to use the log probs."""
     facts = CallExtras(
         weight_spans=outcome.weight_spans,
@@ -177,8 +195,8 @@ def _extras(outcome: ExactTokens) -> dict[str, Any] | None:
         token_in=outcome.token_in,
     ).to_json()
     extras: dict[str, Any] = {"gym_ray": facts} if facts else {}
-    if outcome.routed_experts is not None:
-        extras["routed_experts"] = outcome.routed_experts
+    if routes is not None:
+        extras["routed_experts"] = routes
     return extras or None
 
 

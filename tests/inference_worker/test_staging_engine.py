@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -8,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from starlette.responses import JSONResponse
 
@@ -20,7 +23,10 @@ from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.fake_llama_cpp import LAST, MARKERS, FakeLlamaCpp, ids_of, running_engine
+from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.waiting import until
+from gym_ray.token_id_capture.adapters import decode_routed_experts
+from gym_ray.token_id_capture.exact_tokens import ExactTokens
 from gym_ray.token_id_capture.staging.async_capture import AsyncRolloutTokenCapture
 from gym_ray.token_id_capture.staging.capture import RolloutTokenCapture
 from gym_ray.token_id_capture.staging.memory_sink import MemoryStaging
@@ -238,6 +244,38 @@ async def test_an_engine_that_tells_no_tokens_cannot_be_a_worker() -> None:
     with pytest.raises(EngineError, match="does not report the exact tokens"):
         StagingEngine(FakeEngine(), capture, StagedPrefixes(MemoryStaging()))
     await capture.aclose()
+
+
+@pytest.mark.parametrize("start", [0, 1])
+async def test_routes_of_experts_are_those_of_the_staged_tokens(start: int) -> None:
+    """The engine routes its whole prompt, and has no route for the last token."""
+    turns = [([5, 6], [7], [[1], [2]]), ([5, 6, 7, 8], [9], [[1], [2], [3], [4]])]
+    answers = []
+    for prompt, said, rows in turns:
+        file = io.BytesIO()
+        np.save(file, np.array(rows[start:], np.int16)[:, :, None])
+        routes = base64.b64encode(file.getvalue()).decode()
+        ids, log_probs = np.array(prompt, np.uint32), np.array([-0.5] * len(said), np.float32)
+        tokens = ExactTokens(ids, np.array(said, np.uint32), log_probs, routed_experts=routes)
+        answers.append(ScriptedAnswer([b'{"id":"a","choices":[{"message":{}}]}'], tokens=tokens))
+    staging, script = MemoryStaging(), iter(answers)
+    capture = AsyncRolloutTokenCapture(RolloutTokenCapture(staging, lambda: 0))
+    engine = StagingEngine(
+        FakeEngine(script=lambda _: next(script), token_dialects=[CHAT]), capture, StagedPrefixes(staging)
+    )
+    parent: CommitCoords | None = None
+    found = []
+    for _ in turns:
+        admission = root() if parent is None else child_of(parent)
+        body = {"messages": USER, "routed_experts_prompt_start": start, "ng_capture": admission}
+        answer = await engine.answer(EngineRequest(CHAT, body, json.dumps(body).encode()))
+        parent = CommitCoords.model_validate(json.loads(await answer.read())["ng_commit_coords"])
+        assert parent.disposition == "staged"
+        (extras,) = staging.fetch_extras([str(parent.staging_key)])
+        assert extras is not None
+        found.append(decode_routed_experts(extras["routed_experts"]).values.ravel().tolist())
+    await capture.aclose()
+    assert found == [[-1 if start else 1, 2, -1], [4, -1]]
 
 
 async def test_other_dialects_pass_and_cannot_be_admitted(worker: Worker) -> None:
