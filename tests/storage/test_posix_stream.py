@@ -64,20 +64,24 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, size: int) -> None:
 
 
 class _FailingSyncs(FileCalls):
+    broken = False
+
     def __init__(self, *, directories: bool) -> None:
         self._directories = directories
 
     def sync(self, fd: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{fd}") == self._directories:
+        if self.broken and os.path.isdir(f"/proc/self/fd/{fd}") == self._directories:
             raise OSError(errno.EIO, "broken")
         super().sync(fd)
 
 
 @pytest.mark.parametrize("directories", [False, True])
 def test_a_failed_sync_leaves_nothing(tmp_path: Path, directories: bool) -> None:
-    store = PosixStore(tmp_path, calls=_FailingSyncs(directories=directories))
+    calls = _FailingSyncs(directories=directories)
+    value = PosixStore(tmp_path, calls=calls).stream("x")
+    calls.broken = True
     with pytest.raises(StorageError, match=r"cannot publish .*broken"):
-        put(store.stream("x"), b"x")
+        put(value, b"x")
     assert os.listdir(tmp_path) == []
 
 

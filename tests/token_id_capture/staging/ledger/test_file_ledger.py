@@ -187,6 +187,17 @@ class TestOtherProcesses:
         await writer.close()
         await remover.close()
 
+    @pytest.mark.parametrize("how", ["retire", "delete"])
+    async def test_a_removal_forgets_what_was_known_and_counts_an_empty_file_as_absent(
+        self, ledger: FileCaptureLedger, tmp_path: Path, how: str
+    ) -> None:
+        await ledger.record(commit_of_turn(0))
+        (tmp_path / "r2.lineage.jsonl").touch()
+        assert not await ledger.has_rows("r2")
+        assert await getattr(ledger, how)(["r2", "r1"]) == RolloutRemoval(removed=["r1"], absent=["r2"])
+        assert len(ledger._cache) == 0
+        assert not [name for name in names(tmp_path) if name.endswith(".jsonl")]
+
     async def test_a_fence_beside_rows_closes_nothing(self, ledger: FileCaptureLedger, tmp_path: Path) -> None:
         await ledger.record(commit_of_turn(0))
         (tmp_path / "r1.lineage.retired").touch()  # who retired it was killed before it removed the rows
