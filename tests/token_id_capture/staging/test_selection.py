@@ -31,9 +31,10 @@ def test_a_retry_of_a_call_that_went_on_is_passed_over() -> None:
     assert select_terminal_call([*chain(2), retry]) == (None, "ambiguous_terminal")
 
 
-def test_of_roots_the_first_that_went_on_counts_and_one_without_a_stamp_comes_last() -> None:
+@pytest.mark.parametrize("admitted_at", [-5.0, 0.0, 5.0])
+def test_of_roots_the_first_that_went_on_counts_and_one_without_a_stamp_comes_last(admitted_at: float) -> None:
     unstamped, *rest = chain(2)
-    early = commit_of_turn(0, call_id="early", admitted_at=-5.0).record
+    early = commit_of_turn(0, call_id="early", admitted_at=admitted_at).record
     below = commit_of_turn(1, call_id="below", parent_call_id="early").record
     rows = [unstamped.model_copy(update={"admitted_at": None}), *rest, early, below]
     assert select_terminal_call(rows).terminal_model_call_id == "below"
