@@ -144,6 +144,8 @@ def _behind(values: object, prefix: TokenArray) -> NDArray[Any] | None:
     ids = values.array if isinstance(values, Column) else values
     if not prefix.size or type(ids) is not np.ndarray or ids.ndim != 1 or ids.dtype.kind not in "iu":
         return None
+    if ids.dtype.kind == "i" and prefix.itemsize > 4:
+        return None  # 64 bits with a sign and 64 without: not every numpy compares them exactly
     rest = ids[prefix.size :]
     return rest if starts_with(ids, prefix) and (rest >= 0).all() else None
 
