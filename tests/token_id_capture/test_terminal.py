@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gym_ray.testing.ledger_commits import commit_of_turn
 from gym_ray.testing.token_rollouts import TokenRollout
+from gym_ray.token_id_capture.fingerprint import assistant_fingerprint
+from gym_ray.token_id_capture.staging import CallRecord
 from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_terminal
 
 
@@ -109,3 +113,38 @@ def test_a_response_that_is_nested_too_deep_or_counted_too_far_is_no_witness() -
     assert found == (None, "", "response_has_no_id,response_output_unfingerprintable")
     assert resolve_terminal(rollout().packed(), {"id": 2**64}).reason == "response_has_no_id,response_has_no_output"
     assert resolve_terminal(rollout().packed(), {"id": 7}).reason == "response_id_no_match,response_has_no_output"
+
+
+def custody(turn: int, call_id: str, *texts: str, **changed: Any) -> CallRecord:
+    written = assistant_fingerprint(answer(*texts)["output"]) if texts else None
+    return commit_of_turn(turn, call_id=call_id, **{"output_fingerprint": written, **changed}).record
+
+
+def test_a_true_is_no_id() -> None:
+    assert resolve_terminal(rollout().packed(), {"id": True}).reason == "response_has_no_id,response_has_no_output"
+
+
+def test_the_tail_of_a_transcript_is_all_that_the_model_wrote_last() -> None:
+    rows = [custody(0, "a", "one"), custody(1, "b", "two", "three"), custody(2, "c", "three")]
+    asked = {"role": "user", "content": "more"}
+    output = [*answer("one")["output"], asked, *answer("two", "three")["output"]]
+    assert resolve_terminal(rows, {"output": output}).model_call_id == "b"
+    assert resolve_terminal(rows, {"output": [*output, asked]}).reason == "response_has_no_id,no_content_match"
+
+
+def test_what_a_call_continued_to_and_what_another_wrote_are_equally_good() -> None:
+    same = assistant_fingerprint(answer("same")["output"])
+    rows = [custody(1, "a", continuation_fingerprint=same), custody(2, "b", "same")]
+    assert resolve_terminal(rows, answer("same")).reason == "response_has_no_id,content_ambiguous"
+    assert resolve_terminal(rows[:1], answer("same")).model_call_id == "a"
+    assert resolve_terminal(rows[1:], answer("same")).model_call_id == "b"
+
+
+@pytest.mark.parametrize(
+    "member", [{"chain_hash": "0" * 64}, {"cumulative_hash": "0" * 64}, {"delta_len": 11, "cum_len": 11}]
+)
+def test_custody_rows_are_of_one_sequence_only_if_nothing_about_it_differs(member: dict[str, Any]) -> None:
+    rows = [custody(0, name, response_id="resp_1") for name in "ab"]
+    assert resolve_terminal(rows, {"id": "resp_1"}).model_call_id == "a"
+    rows[1] = custody(0, "b", response_id="resp_1", **member)
+    assert resolve_terminal(rows, {"id": "resp_1"}).reason == "response_id_ambiguous,response_has_no_output"
