@@ -8,9 +8,8 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.errors import SettingsError
-from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
-from gym_ray.token_id_capture.staging.parquet import AttachmentView, ParquetStagingSource
+from gym_ray.token_id_capture.staging.parquet import AttachmentView, ParquetStagingSource, open_staging_store
 
 __all__ = ["call_document", "open_place"]
 
@@ -29,7 +28,7 @@ def open_place(where: str, storage_options: str | None) -> SegmentStore:
             options = None
         if not isinstance(options, dict):
             raise SettingsError("command line", "--storage-options", "it is no JSON object", 'such as {"anon": true}')
-    return open_store(where if "://" in where else str(Path(where).absolute()), storage_options=options)
+    return open_staging_store(where if "://" in where else str(Path(where).absolute()), options)
 
 
 def call_document(store: SegmentStore, key: str) -> dict[str, Any]:

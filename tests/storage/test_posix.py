@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
-from gym_ray.storage.posix import PosixStore, replace_file, sync_directory
-from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls
+from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, PosixStore, replace_file, sync_directory
+from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, RecordingCalls
 
 
 def test_publish_replaces_and_reads_back(tmp_path: Path) -> None:
@@ -121,3 +121,32 @@ def test_a_replacement_whose_name_is_not_synced_leaves_the_old_file_or_the_whole
     assert calls.after_power_cut(tmp_path) == {"state": b"old"}
     sync_directory(calls, str(tmp_path))
     assert calls.after_power_cut(tmp_path) == {"state": b"new"}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_files_and_directories_of_an_owner_are_his_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = PosixStore(tmp_path / "above" / "root", mode=OWNER_ONLY)
+        assert store.exclusive
+        store.publish("p/w/1", b"1")
+        store.create("q/2", b"2")
+        with store.stream("p/v/u/3") as value:
+            value.write(b"3")
+            value.publish()
+    finally:
+        os.umask(before)
+    for place in (store.root, *store.root.rglob("*")):
+        assert stat.S_IMODE(place.stat().st_mode) == (OWNER_ONLY_DIRECTORY if place.is_dir() else OWNER_ONLY), place
+
+
+def test_directories_that_another_process_has_just_made_outlive_a_power_cut(tmp_path: Path) -> None:
+    (tmp_path / "root" / "p" / "w").mkdir(parents=True)  # and nothing of it synced
+    calls = RecordingCalls()
+    store = PosixStore(tmp_path / "root", calls=calls)
+    store.publish("p/w/1", b"1")
+    above = {tmp_path.name, "root", "p"}
+    assert above <= {name for what, name in calls.log if what == "sync"}
+    calls.log.clear()
+    store.publish("p/w/2", b"2")
+    assert not above & {name for _, name in calls.log}

@@ -6,6 +6,7 @@ Nothing outside imports its modules one by one, but for the names that are given
 from gym_ray.token_id_capture.staging.parquet.attachment_reading import AttachmentView
 from gym_ray.token_id_capture.staging.parquet.compaction import CompactionReport, CompactionRules, compact
 from gym_ray.token_id_capture.staging.parquet.ipc import decode_call, encode_call
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
 from gym_ray.token_id_capture.staging.parquet.survey import ListedCall, StoreSurvey, list_calls, survey_store
@@ -28,5 +29,6 @@ __all__ = [
     "decode_call",
     "encode_call",
     "list_calls",
+    "open_staging_store",
     "survey_store",
 ]

@@ -55,11 +55,11 @@ def row_group_sizes(token_counts: Sequence[int]) -> Iterator[int]:
     """Yield how many calls each row group takes: few enough that fetching one call does not read too many."""
     calls = tokens = 0
     for count in token_counts:
-        calls += 1
-        tokens += count
-        if calls >= CALLS_PER_ROW_GROUP or tokens >= TOKENS_PER_ROW_GROUP:
+        if calls and (calls >= CALLS_PER_ROW_GROUP or tokens + count > TOKENS_PER_ROW_GROUP):
             yield calls
             calls = tokens = 0
+        calls += 1
+        tokens += count
     if calls:
         yield calls
 

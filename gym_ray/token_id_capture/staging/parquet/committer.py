@@ -22,6 +22,7 @@ from typing import Generic
 from gym_ray.errors import StorageError, StorageTimeoutError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.layout import SegmentName, check_partition, new_writer
+from gym_ray.token_id_capture.staging.parquet.schema import MAX_SEGMENT_BYTES
 from gym_ray.token_id_capture.staging.parquet.tickets import (
     Batch,
     CommitItem,
@@ -58,7 +59,8 @@ class SegmentCommitter(Generic[ItemT]):
         write: Writes all items to the stream, and returns the place of each, in order; runs on the thread.
         max_calls: Items of one segment at most.
         max_pending_bytes: A caller waits while this much is in memory; one item alone may be larger.
-        max_batch_bytes: A segment takes no more items once it has this many bytes of them.
+        max_batch_bytes: A segment takes no item that would make it larger than this many bytes of items, unless it is
+            its first: what is read to find one row of a segment grows with what the segment holds.
         timeout_s: How long callers wait unless they say something else.
         name: Name of the thread.
     """
@@ -72,7 +74,7 @@ class SegmentCommitter(Generic[ItemT]):
         write: Callable[[SegmentStream, list[ItemT]], Sequence[RowPlace]],
         max_calls: int = 1024,
         max_pending_bytes: int = 256 * _MIB,
-        max_batch_bytes: int = 64 * _MIB,
+        max_batch_bytes: int = MAX_SEGMENT_BYTES,
         timeout_s: float = 30.0,
         name: str = "staging-commit",
     ) -> None:
@@ -130,7 +132,7 @@ class SegmentCommitter(Generic[ItemT]):
             if self._thread is None:
                 self._start()
             self._pending_bytes += size
-            batch = self._open_batch()
+            batch = self._open_batch(size)
             batch.nbytes += size
             ticket = Ticket(item, batch, self._store.place, self._give_up)
             batch.tickets.append(ticket)
@@ -183,9 +185,9 @@ class SegmentCommitter(Generic[ItemT]):
     def _has_room(self, size: int) -> bool:
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending
 
-    def _open_batch(self) -> Batch[ItemT]:
+    def _open_batch(self, size: int) -> Batch[ItemT]:
         last = self._waiting[-1] if self._waiting else None
-        if last is not None and len(last.tickets) < self._max_calls and last.nbytes < self._max_batch:
+        if last is not None and len(last.tickets) < self._max_calls and last.nbytes + size <= self._max_batch:
             return last
         batch: Batch[ItemT] = Batch()
         self._waiting.append(batch)

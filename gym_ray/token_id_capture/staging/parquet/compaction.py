@@ -36,6 +36,7 @@ class CompactionRules:
     Attributes:
         max_calls: Calls of a new segment.
         max_bytes: Bytes of the segments that are put into one.
+        max_row_groups: Row groups of a new segment, about: who wants one call reads what the footer says of all.
         retired_share: A segment that needs no company is written anew once this share of its calls is retired.
         delay_s: Seconds that an old segment stays after its note was written, for readers that have it open.
         max_parallel: Files that are looked at at once.
@@ -43,6 +44,7 @@ class CompactionRules:
 
     max_calls: int = 1024
     max_bytes: int = 1024 * 1024 * 1024
+    max_row_groups: int = 128
     retired_share: float = 0.2
     delay_s: float = 3600.0
     max_parallel: int = 8
@@ -103,9 +105,15 @@ class _Segment:
     calls: tuple[StoredCall, ...]
     kept: int
 
+    @property
+    def row_groups(self) -> float:
+        """Row groups that its calls take in a segment, about."""
+        return sum(call.row_groups for call in self.calls)
+
     def is_large(self, rules: CompactionRules) -> bool:
         """Whether it is large enough to be left alone, so that no call is copied again and again."""
-        return 2 * len(self.calls) >= rules.max_calls or 2 * self.size >= rules.max_bytes
+        is_full = 2 * len(self.calls) >= rules.max_calls or 2 * self.row_groups >= rules.max_row_groups
+        return is_full or 2 * self.size >= rules.max_bytes
 
     def is_worth(self, rules: CompactionRules) -> bool:
         """Whether it should be written anew even alone."""
@@ -166,20 +174,25 @@ class _Run:
         return _Segment(name, reader.size, calls, sum(call.identity not in self._retired for call in calls))
 
     def _groups(self, segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
-        """Yield the segments that shall become one: of one partition, not too many calls, not too many bytes."""
+        """Yield the segments that shall become one: of one partition, not too many calls, bytes or row groups."""
         open_groups: dict[str, list[_Segment]] = defaultdict(list)
         for segment in segments:
             if segment.is_large(self._rules) and not segment.is_worth(self._rules):
                 continue
             group = open_groups[segment.name.partition]
-            calls = segment.kept + sum(one.kept for one in group)
-            size = segment.size + sum(one.size for one in group)
-            if group and (calls > self._rules.max_calls or size > self._rules.max_bytes):
+            if group and not self._fit([*group, segment]):
                 yield from self._worthwhile(group)
                 open_groups[segment.name.partition] = group = []
             group.append(segment)
         for group in open_groups.values():
             yield from self._worthwhile(group)
+
+    def _fit(self, group: Sequence[_Segment]) -> bool:
+        return (
+            sum(segment.kept for segment in group) <= self._rules.max_calls
+            and sum(segment.size for segment in group) <= self._rules.max_bytes
+            and sum(segment.row_groups for segment in group) <= self._rules.max_row_groups
+        )
 
     def _worthwhile(self, group: list[_Segment]) -> Iterator[list[_Segment]]:
         if len(group) > 1 or group[0].is_worth(self._rules):

@@ -5,7 +5,7 @@
     <root>/store.json                                   which store this is; created once, never replaced
     <root>/<partition>/<writer>/<seq:08>.<kind>.parquet a segment: whole or absent, its presence is the commit
     <root>/frozen/<rollout id>.json                     the rollout takes no new records
-    <root>/retired/<uuid>.json                          the calls that a manifest retired
+    <root>/retired/<3 hex>/<32 hex>-<random>.json       calls of one rollout that were retired; begins with its hash
     <root>/moved/<partition>/<writer>-<seq>.json        where compaction put the rows of a segment
 
 Nobody else may build these names: a reader finds a segment by its name alone, without an index that could disagree.

@@ -25,6 +25,7 @@ __all__ = [
     "CALL_ROW",
     "FORMAT",
     "FORMAT_VERSION",
+    "MAX_SEGMENT_BYTES",
     "MEDIA_PART_BYTES",
     "MEDIA_ROW",
     "MEDIA_ROW_GROUP_BYTES",
@@ -42,8 +43,14 @@ CALL_ROW: Final = "call"
 MEDIA_ROW: Final = "media"
 
 CALLS_PER_ROW_GROUP: Final = 16
-TOKENS_PER_ROW_GROUP: Final = 65_536
-"""A row group takes no more calls once it has this many tokens."""
+TOKENS_PER_ROW_GROUP: Final = 32_768
+"""A row group takes no call that would bring it above this many tokens, unless it is its first."""
+MAX_SEGMENT_BYTES: Final = 24 * 1024 * 1024
+"""Bytes of calls and media, before compression, that are put into one segment; one call alone may have more.
+
+Each row group takes about 1.9 KB of the footer, and who wants one call reads the footer and one row group: these bounds
+keep both together below 512 KiB, and also a segment with one call that has a gigabyte of media.
+"""
 MEDIA_PART_BYTES: Final = 8 * 1024 * 1024
 """A media row holds this many bytes, the last one of an attachment what is left."""
 MEDIA_ROW_GROUP_BYTES: Final = 4 * 1024 * 1024

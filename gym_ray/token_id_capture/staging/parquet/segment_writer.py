@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from gym_ray.token_id_capture.staging.parquet.committer import SegmentStream
 from gym_ray.token_id_capture.staging.parquet.schema import SegmentFacts, file_metadata, writer_options
+from gym_ray.token_id_capture.staging.parquet.segment_footer import FooterHolder
 
 __all__ = ["SegmentFile", "segment_file"]
 
@@ -54,7 +55,7 @@ class SegmentFile:
 def segment_file(
     stream: SegmentStream, schema: pa.Schema, store_id: str, options: dict[str, Any] | None = None
 ) -> Iterator[SegmentFile]:
-    """Open the Parquet file of a segment; after the block it is whole in the stream, footer included.
+    """Open the Parquet file of a segment; after the block it is whole in the stream, footer and seal included.
 
     Args:
         stream: The segment; who gave it publishes it.
@@ -65,15 +66,19 @@ def segment_file(
     Raises:
         OSError: The stream took no more; so does whatever is written into the block's file.
     """
-    buffered = pa.BufferedOutputStream(pa.PythonFile(stream.value, mode="w"), _BUFFER_BYTES)
+    holder = FooterHolder(stream.value)
+    buffered = pa.BufferedOutputStream(pa.PythonFile(holder, mode="w"), _BUFFER_BYTES)
     try:
         writer = pq.ParquetWriter(buffered, schema, **(options or writer_options()))
         try:
             yield SegmentFile(writer, stream)
             writer.add_key_value_metadata(file_metadata(SegmentFacts(stream.name.kind, store_id, str(stream.name))))
+            buffered.flush()
+            holder.hold()
         finally:
             writer.close()
         buffered.detach()
+        holder.release()
     except BaseException:
         with suppress(OSError, ValueError, pa.ArrowException):
             buffered.close()

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from gym_ray.errors import CaptureError, StorageError
-from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.attachments import PreparedAttachment, prepare_attachments
 from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem
@@ -25,6 +24,7 @@ from gym_ray.token_id_capture.staging.parquet.committer import CommitStats, Segm
 from gym_ray.token_id_capture.staging.parquet.identity import open_identity
 from gym_ray.token_id_capture.staging.parquet.keys import SegmentKey
 from gym_ray.token_id_capture.staging.parquet.layout import CALLS_KIND, DEFAULT_PARTITION
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.staged_calls import StagedCalls
 from gym_ray.token_id_capture.staging.records import StagedCallRecord, StageResult
 
@@ -82,7 +82,7 @@ class ParquetStagingSink:
         store: SegmentStore | None = None,
     ) -> None:
         self._owned = store is None
-        self._store = store = open_store(where, storage_options=storage_options) if store is None else store
+        self._store = store = open_staging_store(where, storage_options) if store is None else store
         self._store_id = store_id = open_identity(store)
         self._timeout_s = timeout_s
         self._committer: SegmentCommitter[CallItem] = SegmentCommitter(

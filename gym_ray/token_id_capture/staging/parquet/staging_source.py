@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 import numpy as np
 
 from gym_ray.errors import StagedCallMissingError, StagedPrefixError, StorageMissingError
-from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.digests import compute_chain_hash
 from gym_ray.token_id_capture.staging.ledger_records import CallRecord, RolloutManifest
@@ -33,6 +32,7 @@ from gym_ray.token_id_capture.staging.parquet.key_lookup import FoundRow, KeyLoo
 from gym_ray.token_id_capture.staging.parquet.keys import SegmentKey
 from gym_ray.token_id_capture.staging.parquet.layout import check_partition
 from gym_ray.token_id_capture.staging.parquet.media_reading import media_parts
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.records import StagedCallBaseSnapshot
 from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens
 
@@ -69,7 +69,7 @@ class ParquetStagingSource:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel}")
         self._partition = None if partition is None else check_partition(partition)
         self._owned = store is None
-        self._store = open_store(where, storage_options=storage_options) if store is None else store
+        self._store = open_staging_store(where, storage_options) if store is None else store
         self._lookup = KeyLookup(self._store, max_parallel)
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gym_ray.token_id_capture.staging.parquet.attachment_bytes import regrouped
@@ -19,7 +19,12 @@ from gym_ray.token_id_capture.staging.parquet.call_reading import (
 )
 from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem
 from gym_ray.token_id_capture.staging.parquet.media_reading import media_parts
-from gym_ray.token_id_capture.staging.parquet.schema import CALLS_SCHEMA
+from gym_ray.token_id_capture.staging.parquet.schema import (
+    CALLS_PER_ROW_GROUP,
+    CALLS_SCHEMA,
+    MEDIA_ROW_GROUP_BYTES,
+    TOKENS_PER_ROW_GROUP,
+)
 from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 
 __all__ = ["StoredCall", "read_items", "stored_calls"]
@@ -33,12 +38,14 @@ class StoredCall:
         row_group: Where it is.
         row: Where it is.
         identity: Which call it is.
+        row_groups: What part of a row group its tokens take, and how many its media; about.
         media: Name, place, type, shape and hash of each attachment: equal for equal attachments.
     """
 
     row_group: int
     row: int
     identity: CallIdentity
+    row_groups: float
     media: tuple[tuple[str, int, str, tuple[int, ...], bytes], ...] | None
 
     @property
@@ -56,13 +63,14 @@ def stored_calls(reader: SegmentReader) -> list[StoredCall]:
     """
     found: list[StoredCall] = []
     for row_group in range(reader.row_groups):
-        table = reader.read(row_group, ATTACHMENT_COLUMNS, CALLS_SCHEMA)
+        table = reader.read(row_group, (*ATTACHMENT_COLUMNS, "delta_len"), CALLS_SCHEMA)
         for row in range(table.num_rows):
             identity = identity_of(table, row)
             if identity is None:
                 return found  # the media follow the calls
             media = attachments_of(table, row)
-            found.append(StoredCall(row_group, row, identity, None if media is None else _described(media)))
+            size = _row_groups(table.column("delta_len")[row].as_py() or 0, media or ())
+            found.append(StoredCall(row_group, row, identity, size, None if media is None else _described(media)))
     return found
 
 
@@ -83,6 +91,11 @@ def read_items(reader: SegmentReader, wanted: list[StoredCall]) -> Iterator[Call
         except ValueError as error:
             raise ValueError(f"{reader.place}, row group {call.row_group}, row {call.row}: {error}") from error
         yield CallItem(record, None if media is None else [_prepared(reader, one) for one in media])
+
+
+def _row_groups(tokens: int, media: Sequence[StoredAttachment]) -> float:
+    of_tokens = max(1 / CALLS_PER_ROW_GROUP, tokens / TOKENS_PER_ROW_GROUP)
+    return of_tokens + sum(one.nbytes for one in media) / MEDIA_ROW_GROUP_BYTES
 
 
 def _described(media: list[StoredAttachment]) -> tuple[tuple[str, int, str, tuple[int, ...], bytes], ...]:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gym_ray.errors import DamagedRecordError, StaleCursorError
-from gym_ray.storage.opening import open_store
-from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.lineage import CachedLineageResolver, FetchedEntries
 from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, check_partition
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.token_evidence import collect_rows, read_rows
 from gym_ray.token_id_capture.staging.parquet.token_markers import TokenMarkers
 from gym_ray.token_id_capture.staging.parquet.token_segments import TokenSegments
@@ -69,7 +68,7 @@ class ParquetLineageResolver(CachedLineageResolver):
     ) -> None:
         super().__init__(max_rollouts=max_rollouts, max_tokens=max_tokens, threads=threads)
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
+        self._store = open_staging_store(where, storage_options) if store is None else store
         self._segments = TokenSegments(self._store, check_partition(partition), trust_listings=trust_listings)
         self._markers = TokenMarkers(self._store)
 

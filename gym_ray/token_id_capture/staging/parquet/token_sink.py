@@ -26,8 +26,6 @@ from gym_ray.errors import (
     RolloutRetiredError,
     StorageError,
 )
-from gym_ray.storage.opening import open_store
-from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.packed import PackedEntry
 from gym_ray.token_id_capture.protocols import CallOutcome
@@ -35,6 +33,7 @@ from gym_ray.token_id_capture.reasons import CONFLICTING_RECORD, MARKED_INCOMPLE
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.staging.parquet.committer import CommitStats, RowPlace
 from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.token_commits import TokenCommits
 from gym_ray.token_id_capture.staging.parquet.token_events import BEGUN, MARKED, WITHDRAWN, EventRow
 from gym_ray.token_id_capture.staging.parquet.token_evidence import read_rows
@@ -86,7 +85,7 @@ class ParquetTokenSink:
         store: SegmentStore | None = None,
     ) -> None:
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
+        self._store = open_staging_store(where, storage_options) if store is None else store
         self._commits = TokenCommits(self._store, partition, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings)
         self._markers = TokenMarkers(self._store)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gym_ray.errors import CaptureError, RolloutRetiredError, StorageError
-from gym_ray.storage.opening import open_store
-from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
 from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, check_partition
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.token_commits import TokenCommits
 from gym_ray.token_id_capture.staging.parquet.token_events import CLEARED, EventRow
 from gym_ray.token_id_capture.staging.parquet.token_evidence import read_rows
@@ -67,7 +66,7 @@ class ParquetTokenSource:
         store: SegmentStore | None = None,
     ) -> None:
         self._owns_store = store is None
-        self._store = open_store(where, storage_options=storage_options, mode=OWNER_ONLY) if store is None else store
+        self._store = open_staging_store(where, storage_options) if store is None else store
         self._partition, self._timeout_s = check_partition(partition), timeout_s
         self._segments = TokenSegments(self._store, partition, trust_listings=trust_listings, max_parallel=max_parallel)
         self._markers = TokenMarkers(self._store)

@@ -40,10 +40,12 @@ def call(number: int, media: dict[str, Any] | None = None, tokens: int = 20) -> 
     [
         ([1] * 16, [16]),
         ([1] * 40, [16, 16, 8]),
-        ([65_536, 1], [1, 1]),
-        ([65_535, 1, 1], [2, 1]),
+        ([32_768, 1], [1, 1]),
+        ([32_767, 1, 1], [2, 1]),
+        ([1, 32_768, 1], [1, 1, 1]),
         ([200_000] * 3, [1, 1, 1]),
-        ([40_000] * 3, [2, 1]),
+        ([16_384] * 3, [2, 1]),
+        ([], []),
     ],
 )
 def test_row_groups_are_small_in_calls_and_in_tokens(tokens: list[int], groups: list[int]) -> None:

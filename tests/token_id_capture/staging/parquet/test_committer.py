@@ -105,9 +105,9 @@ def test_a_segment_takes_no_more_bytes_than_it_should(store: WatchedStore, make:
     gate, committer = Gate(store), make(max_batch_bytes=20)
     tickets = [committer.submit(Item("first"))]
     assert gate.reached.wait(WAIT_S)
-    tickets += [committer.submit(Item("x", size)) for size in (10, 30, 5)]
+    tickets += [committer.submit(Item("x", size)) for size in (10, 10, 1, 30, 5, 16)]
     gate.open.set()
-    assert [ticket.wait(WAIT_S).seq for ticket in tickets] == [0, 1, 1, 2]
+    assert [ticket.wait(WAIT_S).seq for ticket in tickets] == [0, 1, 1, 2, 3, 4, 5]
 
 
 def test_a_failed_commit_fails_its_own_callers_and_leaves_no_file(store: WatchedStore, make: Make) -> None:

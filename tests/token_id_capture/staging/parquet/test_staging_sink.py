@@ -19,7 +19,9 @@ from gym_ray.testing.storage_faults import FaultyCalls
 from gym_ray.testing.watched_store import WatchedStore
 from gym_ray.token_id_capture.staging import StagedCallRecord, StageResult
 from gym_ray.token_id_capture.staging.columns import Column
+from gym_ray.token_id_capture.staging.parquet.compaction import CompactionRules, compact
 from gym_ray.token_id_capture.staging.parquet.keys import parse_key
+from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
 
@@ -291,3 +293,22 @@ def test_extras_of_every_kind_come_back(tmp_path: Path) -> None:
     with ParquetStagingSink(tmp_path) as sink, ParquetStagingSource(tmp_path) as source:
         keys = [key_of(sink.stage(numbered_call(at, extras=extras))) for at, extras in enumerate(everything)]
         assert source.fetch_extras(keys) == everything
+
+
+def test_whatever_a_sink_compaction_and_retirement_leave_is_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        root = tmp_path / "deep" / "store"
+        keys = []
+        for at in range(2):
+            with ParquetStagingSink(root) as sink:
+                keys.append(key_of(sink.stage(numbered_call(at), attachments={"a": b"x"})))
+        with ParquetStagingSource(root) as source:
+            source.delete(keys[:1])
+        compact(open_staging_store(root), rules=CompactionRules(delay_s=0.0))
+    finally:
+        os.umask(before)
+    places = [root, *root.rglob("*")]
+    assert {place.name.split(".")[-1] for place in places if place.is_file()} == {"parquet", "json"}
+    for place in places:
+        assert place.stat().st_mode & 0o777 == (0o700 if place.is_dir() else 0o600), place

@@ -31,6 +31,7 @@ from gym_ray.token_id_capture.staging.parquet.identity import open_identity
 from gym_ray.token_id_capture.staging.parquet.keys import SegmentKey
 from gym_ray.token_id_capture.staging.parquet.layout import SegmentName, new_writer
 from gym_ray.token_id_capture.staging.parquet.media_reading import media_parts
+from gym_ray.token_id_capture.staging.parquet.segment_footer import FooterHolder
 from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
@@ -407,8 +408,9 @@ def test_a_segment_longer_than_a_tail_that_lost_its_middle(tmp_path: Path) -> No
         (b"", "truncated, or no Parquet file"),
         (b"not parquet at all, but long enough to be looked at", "truncated, or no Parquet file"),
         (b"PAR1" + b"\0" * 20 + (10**6).to_bytes(4, "little") + b"PAR1", "more than the file"),
-        (b"PAR1" + b"\0" * 20 + (12).to_bytes(4, "little") + b"PAR1", "footer cannot be read"),
-        ("foreign", "no segment of a staging store"),
+        (b"PAR1" + b"\0" * 20 + (12).to_bytes(4, "little") + b"PAR1", "no segment .* or its footer is"),
+        ("unsealed", "no segment of a staging store, or its footer is damaged"),
+        ("foreign", "is a Parquet file, but no segment of a staging store$"),
         ("kind", "holds rows of kind tokens, not calls"),
         ("version", "version 9"),
         ("columns", "no column|cannot be read"),
@@ -421,6 +423,7 @@ def test_a_file_that_is_no_segment_of_calls(tmp_path: Path, content: bytes | str
         path.write_bytes(content)
     else:
         said = {
+            "unsealed": {},
             "foreign": {},
             "kind": {"gym_ray.format": "gym-ray-staging", "gym_ray.version": "1", "gym_ray.kind": "tokens"},
             "version": {"gym_ray.format": "gym-ray-staging", "gym_ray.version": "9", "gym_ray.kind": "calls"},
@@ -432,10 +435,21 @@ def test_a_file_that_is_no_segment_of_calls(tmp_path: Path, content: bytes | str
             },
         }[content]
         table = pa.table({"row_kind": ["call"], "rollout_id": [1]}).replace_schema_metadata(said)
-        pq.write_table(table, path)
+        pq.write_table(table, path) if content == "unsealed" else write_sealed(table, path)
     with ParquetStagingSource(tmp_path) as source, pytest.raises(ValueError, match=message) as caught:
         source.fetch([key])
     assert str(path.relative_to(tmp_path)) in str(caught.value)
+
+
+def write_sealed(table: pa.Table, path: Path) -> None:
+    """Put a file where a segment is, whole and with a right checksum."""
+    path.unlink()
+    with PosixStore(path.parent).stream(path.name) as value:
+        holder = FooterHolder(value)
+        holder.hold()
+        pq.write_table(table, pa.PythonFile(holder, mode="w"))
+        holder.release()
+        value.publish()
 
 
 def give_back(value: Any) -> Any:
