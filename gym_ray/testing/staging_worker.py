@@ -18,7 +18,7 @@ from gym_ray.token_id_capture.adapters import VLLMCaptureAdapter
 from gym_ray.token_id_capture.staging import CaptureAdmission
 from gym_ray.token_id_capture.staging.capture import RolloutTokenCapture
 from gym_ray.token_id_capture.staging.memory_sink import MemoryStaging
-from gym_ray.token_id_capture.staging.protocols import StagingSink
+from gym_ray.token_id_capture.staging.protocols import PrefixSource, StagingSink
 
 __all__ = ["ScriptedWorker"]
 
@@ -34,6 +34,8 @@ class ScriptedWorker:
         changes: Changes an answer, staged already, before it is sent.
         sink: Where calls are staged; None takes memory.
         refusal: Answers in place of the model; None lets it answer.
+        source: Where prefixes are read; None takes the memory. A sink of one's own needs one.
+        media: What is handed over with each call, given the request; None for none.
 
     Attributes:
         staging: The memory that calls are staged in, if no other sink was given.
@@ -48,11 +50,14 @@ class ScriptedWorker:
         changes: Callable[[dict[str, Any]], Any] | None = None,
         sink: StagingSink | None = None,
         refusal: ScriptedAnswer | None = None,
+        source: PrefixSource | None = None,
+        media: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda _: None,
     ) -> None:
         self.staging = MemoryStaging()
         self.bodies: list[dict[str, Any]] = []
         self.gate: asyncio.Event | None = None
-        self._says, self._changes, self._refusal = says, changes, refusal
+        self._says, self._changes, self._refusal, self._media = says, changes, refusal, media
+        self._source: PrefixSource = self.staging if source is None else source
         self._capture = RolloutTokenCapture(
             self.staging if sink is None else sink, lambda: 3, VLLMCaptureAdapter(strict=False)
         )
@@ -76,7 +81,7 @@ class ScriptedWorker:
         message = dict(self._says(body))
         prefix: list[int] = []
         if admission is not None and admission.staging_chain:
-            prefix = self.staging.fetch_prefix_token_ids(admission.staging_chain).tolist()
+            prefix = self._source.fetch_prefix_token_ids(admission.staging_chain).tolist()
         turns = body["messages"][-1:] if prefix else body["messages"]
         prompt = prefix + [ord(char) for char in json.dumps(turns)]
         generated = [ord(char) for char in json.dumps(message)]
@@ -85,7 +90,7 @@ class ScriptedWorker:
             return answer
         answer = _with_tokens(answer, prompt, generated)
         call = self._capture.begin_call(admission, prefix_token_ids=prefix or None)
-        coordinates = self._capture.complete_call_from_response(call, answer)
+        coordinates = self._capture.complete_call_from_response(call, answer, attachments=self._media(body))
         return {**answer, "ng_commit_coords": coordinates.model_dump(mode="json")}
 
 
