@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -136,6 +136,21 @@ def test_what_is_no_known_form_is_not_looked_at(payload: Any, caplog: pytest.Log
     assert caplog.records == []
 
 
+class Trap:
+    """Notes that it was loaded."""
+
+    sprung: ClassVar[list[str]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trap.sprung.append, ("loaded",)
+
+
 def test_pickled_routes_are_never_loaded() -> None:
-    payload = npy(np.array([[[object]]], object), allow_pickle=True)
+    payload = npy(np.array([[[Trap()]]], object), allow_pickle=True)
     assert aligned_routes(payload, LENGTHS) is payload
+    assert Trap.sprung == []
+
+
+def test_stock_routes_of_all_but_the_last_token_begin_with_the_first() -> None:
+    found = staged(npy(rows(11, np.uint8)), CallLengths(1, 8, 4))
+    assert found.tolist() == [*rows(10, start=1).tolist(), NONE]

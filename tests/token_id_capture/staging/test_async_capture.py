@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,21 @@ async def test_a_caller_that_is_cancelled_leaves_an_orphan() -> None:
         await until(lambda: capture.orphans == 1)
         assert (await capture.complete_call(begin(capture, 2), **TOKENS)).disposition == "staged"
     assert [record.model_call_id for record in gate.records] == ["c0", "c2"]
+
+
+async def test_a_caller_that_is_cancelled_before_it_hears_of_its_success_leaves_an_orphan() -> None:
+    sink = Gate()
+    async with captures(sink) as capture:
+        waiting = asyncio.create_task(capture.complete_call(begin(capture), **TOKENS))
+        await until(lambda: sink.inside == 1)
+        sink.open.set()
+        done_by = time.monotonic() + 30
+        while capture.running:  # the loop is held here, so that the task does not wake between the answer and its end
+            assert time.monotonic() < done_by
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (capture.orphans, capture.failures["failed_by_caller"]) == (1, 1)
 
 
 async def test_what_ends_a_process_is_raised_where_the_call_is_awaited() -> None:
