@@ -14,6 +14,7 @@ from gym_ray.token_id_capture.staging.parquet.layout import (
     parse_segment_name,
     partition_prefix,
 )
+from gym_ray.token_id_capture.staging.parquet.token_origins import Ranges
 from gym_ray.token_id_capture.staging.parquet.token_writers import WriterClaims, read_claim, shown_claims
 
 __all__ = ["SegmentDiscovery"]
@@ -31,9 +32,9 @@ class _Writer:
 
     Attributes:
         kind: What its rows are.
-        known: Numbers of segments that are there.
+        known: Numbers of segments that are there, or were.
         failed: Numbers that will never be.
-        top: The highest number that is there.
+        top: The highest number that is there, or was.
         end: All its segments have lower numbers; None while it may write more.
     """
 
@@ -88,6 +89,15 @@ class SegmentDiscovery:
             while found := self._probe():
                 fresh += found
         return sorted(map(str, fresh))
+
+    def leave_out(self, kind: str, replaced: Ranges) -> None:
+        """Look no more for segments that another one stands for; what their writers wrote behind them is found."""
+        for name, ranges in replaced.items():
+            writer = self._writers.setdefault(name, _Writer(kind))
+            for start, end in ranges:
+                writer.known.update(range(start, end))
+                writer.failed.difference_update(range(start, end))
+                writer.top = max(writer.top, end - 1)
 
     def _take(self, names: Iterable[SegmentName | None]) -> list[SegmentName]:
         taken = []

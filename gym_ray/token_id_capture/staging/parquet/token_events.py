@@ -7,7 +7,7 @@ unless it was withdrawn at the time of its last beginning or later: clocks that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -77,7 +77,7 @@ class StoredEvent:
         reason: A code.
         detail: What was found.
         created_at: When, seconds.
-        place: Segment, row group and row.
+        place: Segment, row group and row where it was first.
     """
 
     event: str
@@ -94,12 +94,18 @@ def table_of_events(rows: Sequence[EventRow]) -> pa.Table:
     return pa.Table.from_pydict(members, schema=EVENTS_SCHEMA)
 
 
-def events_of(table: pa.Table, rollout_id: str, segment: str, group: int) -> Iterator[StoredEvent]:
-    """Yield what one row group says about a rollout."""
+def events_of(
+    table: pa.Table,
+    rollout_id: str,
+    segment: str,
+    group: int,
+    origin: Callable[[int], tuple[str, int, int]] | None = None,
+) -> Iterator[StoredEvent]:
+    """Yield what one row group says about a rollout; ``origin`` tells where a row was first, if not there."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for at, row in enumerate(rows):
         if row.pop("rollout_id") == rollout_id:
-            yield StoredEvent(**row, place=(segment, group, at))
+            yield StoredEvent(**row, place=(segment, group, at) if origin is None else origin(at))
 
 
 def open_calls(events: Iterable[StoredEvent]) -> list[str]:

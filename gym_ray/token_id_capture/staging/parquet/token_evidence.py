@@ -7,8 +7,9 @@ say the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gym_ray.errors import DamagedRecordError
 from gym_ray.token_id_capture.one_buffer import in_one_buffer
@@ -31,6 +32,8 @@ from gym_ray.token_id_capture.staging.parquet.token_rows import StoredRecord, re
 from gym_ray.token_id_capture.staging.parquet.token_segments import IndexedSegment, RowGroup, TokenSegments
 
 __all__ = ["RolloutRows", "collect_rows", "read_rows"]
+
+RowT = TypeVar("RowT", StoredRecord, StoredEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,17 @@ def read_rows(index: TokenSegments, rollout_id: str, *, tokens: bool = True) -> 
     Raises:
         StorageError: The store cannot be read.
     """
-    segments = index.refresh()
-    damage = [segment.damage for segment in segments if segment.damage]
-    try:
-        groups = index.read(segments, rollout_id, tokens=tokens)
-    except ValueError:
-        groups, damaged = _read_one_by_one(index, segments, rollout_id, tokens=tokens)
-        damage += damaged
-    return collect_rows(rollout_id, groups, damage)
+    while True:
+        segments = index.refresh()
+        damage = [segment.damage for segment in segments if segment.damage]
+        groups: list[RowGroup] | None
+        try:
+            groups = index.read(segments, rollout_id, tokens=tokens)
+        except ValueError:
+            groups, damaged = _read_one_by_one(index, segments, rollout_id, tokens=tokens)
+            damage += damaged
+        if groups is not None:
+            return collect_rows(rollout_id, groups, damage)
 
 
 def collect_rows(
@@ -118,33 +124,42 @@ def collect_rows(
         damage: What is wrong with others.
         cleared_before: Segments that are known to count no more.
     """
-    events = [
+    events = _once(
         event
         for group in groups
         if group.is_events
-        for event in events_of(group.table, rollout_id, group.segment, group.group)
-    ]
+        for event in events_of(group.table, rollout_id, group.segment, group.group, group.place)
+    )
     cleared = cleared_before.union(*(json.loads(one.detail) for one in events if one.event == CLEARED))
-    records = [
+    records = _once(
         record
         for group in groups
-        if not group.is_events and group.segment not in cleared
-        for record in records_of(group.table, rollout_id, group.segment, group.group)
-    ]
+        if not group.is_events
+        for record in records_of(group.table, rollout_id, group.segment, group.group, group.place)
+        if record.place[0] not in cleared
+    )
     kept = [event for event in events if event.event != CLEARED and event.place[0] not in cleared]
     records.sort(key=lambda one: (one.created_at, one.place))
     return RolloutRows(rollout_id, records, kept, cleared, damage)
 
 
+def _once(rows: Iterable[RowT]) -> list[RowT]:
+    """Return rows without the copies that runs of compaction made of the same row at the same time."""
+    return list({row.place: row for row in rows}.values())
+
+
 def _read_one_by_one(
     index: TokenSegments, segments: Sequence[IndexedSegment], rollout_id: str, *, tokens: bool
-) -> tuple[list[RowGroup], list[str]]:
-    """Read what can be read, and say what cannot (W39)."""
+) -> tuple[list[RowGroup] | None, list[str]]:
+    """Read what can be read, and say what cannot (W39); None where compaction removed a segment meanwhile."""
     groups: list[RowGroup] = []
     damage: list[str] = []
     for segment in segments:
         try:
-            groups += index.read([segment], rollout_id, tokens=tokens)
+            found = index.read([segment], rollout_id, tokens=tokens)
+            if found is None:
+                return None, []
+            groups += found
         except ValueError as error:
             damage.append(str(error))
     return groups, damage

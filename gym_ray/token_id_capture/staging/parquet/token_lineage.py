@@ -19,6 +19,7 @@ from gym_ray.token_id_capture.staging.parquet.layout import DEFAULT_PARTITION, c
 from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.token_evidence import collect_rows, read_rows
 from gym_ray.token_id_capture.staging.parquet.token_markers import TokenMarkers
+from gym_ray.token_id_capture.staging.parquet.token_rows import StoredRecord
 from gym_ray.token_id_capture.staging.parquet.token_segments import TokenSegments
 
 __all__ = ["ParquetLineageResolver"]
@@ -81,16 +82,24 @@ class ParquetLineageResolver(CachedLineageResolver):
             StorageError: The store cannot be read.
         """
         start = cursor or _Cursor(0, frozenset())
-        segments = self._segments.refresh(listing=False)
-        fresh = segments[start.segments :]
-        for segment in fresh:
-            if segment.damage:
-                raise DamagedRecordError(segment.damage)
-        rows = collect_rows(rollout_id, self._segments.read(fresh, rollout_id), cleared_before=start.cleared)
+        groups = None
+        while groups is None:
+            segments = self._segments.refresh(listing=False)
+            fresh = segments[start.segments :]
+            for segment in fresh:
+                if segment.damage:
+                    raise DamagedRecordError(segment.damage)
+            groups = self._segments.read(fresh, rollout_id)
+        rows = collect_rows(rollout_id, groups, cleared_before=start.cleared)
         if cursor is not None and rows.cleared != start.cleared:
             raise StaleCursorError(f"{rollout_id}: the rollout began anew")
-        entries = [record.entry(rollout_id) for record in rows.records]
+        entries = [record.entry(rollout_id) for record in rows.records if self._is_new(record, start.segments)]
         return FetchedEntries(entries, _Cursor(len(segments), rows.cleared))
+
+    def _is_new(self, record: StoredRecord, start: int) -> bool:
+        """Whether a record was not seen before the cursor, which compaction may have moved behind it."""
+        position = self._segments.position(record.place[0])
+        return position is None or position >= start
 
     async def has_evidence(self, rollout_id: str) -> bool:
         """Whether the store holds a record, a begun call or a mark of a rollout (W30)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -179,7 +179,7 @@ class StoredRecord:
         model_call_id: Its call.
         created_at: When it was captured, seconds.
         digest: Hash of everything but ``created_at``.
-        place: Segment, row group and row.
+        place: Segment, row group and row where it was first.
         entry: The record; raises where the row is damaged.
     """
 
@@ -233,11 +233,18 @@ class StoredRecord:
         return value.values.to_numpy(zero_copy_only=True) if value.is_valid else None
 
 
-def records_of(table: pa.Table, rollout_id: str, segment: str, group: int) -> Iterator[StoredRecord]:
-    """Yield a rollout's records of one row group."""
+def records_of(
+    table: pa.Table,
+    rollout_id: str,
+    segment: str,
+    group: int,
+    origin: Callable[[int], tuple[str, int, int]] | None = None,
+) -> Iterator[StoredRecord]:
+    """Yield a rollout's records of one row group; ``origin`` tells where a row was first, if not there."""
     names = "rollout_id", "model_call_id", "created_at", "record_digest"
     for row, (rollout, call_id, created_at, digest) in enumerate(
         zip(*(table.column(name).to_pylist() for name in names), strict=True)
     ):
         if rollout == rollout_id:
-            yield StoredRecord(call_id, created_at, digest, (segment, group, row), table, row)
+            place = (segment, group, row) if origin is None else origin(row)
+            yield StoredRecord(call_id, created_at, digest, place, table, row)

@@ -20,10 +20,12 @@ from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.schema import check_metadata
 from gym_ray.token_id_capture.staging.parquet.segment_footer import read_footer
 from gym_ray.token_id_capture.staging.parquet.segment_ranges import SegmentRanges, read_columns
+from gym_ray.token_id_capture.staging.parquet.token_origins import Origins
 
 __all__ = ["TokenSegmentFile", "rollout_key", "with_rollout_keys"]
 
 _KEYS: Final = b"gym_ray.rollout_keys"
+_ORIGINS: Final = b"gym_ray.origins"
 _KEY_BYTES: Final = 4
 _TAIL_BYTES: Final = 12288
 """Enough for the footer of 128 records; more is fetched where a footer has more."""
@@ -34,10 +36,17 @@ def rollout_key(rollout_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(rollout_id.encode(), digest_size=_KEY_BYTES).digest(), "little")
 
 
-def with_rollout_keys(schema: pa.Schema, rollout_ids: Sequence[str]) -> pa.Schema:
-    """Return a schema for a file that says which rollout each of its rows, in order, belongs to."""
+def with_rollout_keys(schema: pa.Schema, rollout_ids: Sequence[str], origins: Origins | None = None) -> pa.Schema:
+    """Return a schema for a file that says which rollout each of its rows, in order, belongs to.
+
+    Args:
+        schema: The columns.
+        rollout_ids: The rollout of each row.
+        origins: Where the rows were first, if compaction writes them.
+    """
     keys = np.array([rollout_key(rollout_id) for rollout_id in rollout_ids], "<u4").tobytes()
-    return schema.with_metadata({_KEYS: base64.b64encode(keys)})
+    metadata = {_KEYS: base64.b64encode(keys)}
+    return schema.with_metadata(metadata if origins is None else {**metadata, _ORIGINS: origins.encoded()})
 
 
 class TokenSegmentFile:
@@ -60,7 +69,12 @@ class TokenSegmentFile:
         self._size, self._metadata, self.weight = footer.size, footer.metadata, footer.weight
         said: dict[bytes, bytes] = self._metadata.metadata or {}
         check_metadata(said, file=f"{store.place}/{name}", kind=kind)
-        self._keys = said.get(_KEYS)
+        self._keys, self._origins = said.get(_KEYS), said.get(_ORIGINS)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole segment."""
+        return self._size
 
     def row_ends(self) -> NDArray[np.int64]:
         """Return, for each row group, how many rows there are up to its end."""
@@ -80,6 +94,22 @@ class TokenSegmentFile:
         if len(keys) != _KEY_BYTES * self._metadata.num_rows:
             raise self._damaged("its keys of rollouts are missing or damaged")
         return np.frombuffer(keys, "<u4")
+
+    def origins(self) -> Origins | None:
+        """Return where its rows were first, None if they are where they were.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        if self._origins is None:
+            return None
+        try:
+            found = Origins.decoded(self._origins)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        if len(found.rows) != self._metadata.num_rows:
+            raise self._damaged(f"it says the origins of {len(found.rows)} rows and has {self._metadata.num_rows}")
+        return found
 
     def read(self, row_group: int, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Return columns of one row group; those that lie next to each other come by one request.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from gym_ray.errors import StorageMissingError
 from gym_ray.storage.store import SegmentStore
-from gym_ray.token_id_capture.staging.parquet.layout import EVENTS_KIND, parse_segment_name
+from gym_ray.token_id_capture.staging.parquet.layout import EVENTS_KIND, TOKENS_KIND, parse_segment_name
 from gym_ray.token_id_capture.staging.parquet.token_discovery import SegmentDiscovery
+from gym_ray.token_id_capture.staging.parquet.token_origins import Origins, Place, is_within, join_ranges
 from gym_ray.token_id_capture.staging.parquet.token_schema import (
     EVENTS_SCHEMA,
     IDENTITY_COLUMNS,
@@ -46,6 +47,8 @@ class IndexedSegment:
         keys: The key of each row's rollout.
         row_ends: For each row group, how many rows there are up to its end.
         damage: Why its rows cannot be read; empty if they can.
+        size: Its bytes.
+        origins: Where its rows were first; None if they are where they were.
     """
 
     name: str
@@ -53,6 +56,8 @@ class IndexedSegment:
     keys: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     row_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     damage: str = ""
+    size: int = 0
+    origins: Origins | None = None
 
     def groups_of(self, key: int) -> list[int]:
         """Return the row groups that hold rows of a rollout with this key."""
@@ -76,12 +81,26 @@ class RowGroup:
         group: Its number.
         is_events: Whether its rows are events.
         table: Its rows, with the columns that were asked for.
+        first_row: How many rows of the segment are before it.
+        origins: Where the segment's rows were first; None if they are where they were.
     """
 
     segment: str
     group: int
     is_events: bool
     table: pa.Table
+    first_row: int = 0
+    origins: Origins | None = None
+
+    def place(self, row: int) -> Place:
+        """Return where a row was first."""
+        return (self.segment, self.group, row) if self.origins is None else self.origins.place(self.first_row + row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    segment: str
+    error: StorageMissingError
 
 
 class TokenSegments:
@@ -110,6 +129,8 @@ class TokenSegments:
         self._told: set[str] = set()
         self._unread: list[str] = []
         self._segments: list[IndexedSegment] = []
+        self._positions: dict[str, int] = {}
+        self._replaced: dict[str, dict[str, list[tuple[int, int]]]] = {TOKENS_KIND: {}, EVENTS_KIND: {}}
         self._files: OrderedDict[str, TokenSegmentFile] = OrderedDict()
         self._weight = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -121,6 +142,8 @@ class TokenSegments:
 
     def refresh(self, *, listing: bool = True) -> list[IndexedSegment]:
         """Return all segments, in the order in which they were found; those published before the call are there.
+
+        A segment that a compacted one stands for has no rows any more; its place in the list stays.
 
         Callers that wait at the same time share one look at the store, which begins after each of them called.
 
@@ -155,8 +178,21 @@ class TokenSegments:
                 self._looking = False
                 self._looked.notify_all()
 
-    def read(self, segments: Iterable[IndexedSegment], rollout_id: str, *, tokens: bool = True) -> list[RowGroup]:
-        """Return the row groups that can hold a rollout.
+    def position(self, segment: str) -> int | None:
+        """Return where in the list the rows of a segment were seen first, in itself or in one that stands for it."""
+        with self._lock:
+            return self._positions.get(segment)
+
+    def is_replaced(self, segment: str) -> bool:
+        """Whether another segment that was seen stands for this one."""
+        parsed = parse_segment_name(segment)
+        with self._lock:
+            return parsed is not None and is_within(self._replaced.get(parsed.kind, {}), parsed)
+
+    def read(
+        self, segments: Iterable[IndexedSegment], rollout_id: str, *, tokens: bool = True
+    ) -> list[RowGroup] | None:
+        """Return the row groups that can hold a rollout; None if compaction removed one: refresh, and ask again.
 
         Args:
             segments: Where to look; those that are damaged as a whole have no row groups.
@@ -169,7 +205,25 @@ class TokenSegments:
         """
         key = rollout_key(rollout_id)
         wanted = [(segment, group) for segment in segments for group in segment.groups_of(key)]
-        return self._in_parallel(lambda pair: self._read(*pair, tokens=tokens), wanted)
+        found = self._in_parallel(lambda pair: self._read_if_there(*pair, tokens=tokens), wanted)
+        missing = [one for one in found if isinstance(one, _Missing)]
+        if not missing:
+            return found
+        self.refresh()
+        for one in missing:
+            if not self.is_replaced(one.segment):  # evidence that is gone is no evidence that there was none
+                raise one.error
+        return None
+
+    def read_whole(self, segment: IndexedSegment) -> Iterator[RowGroup]:
+        """Yield all row groups of a segment with all their columns.
+
+        Raises:
+            StorageError: They cannot be read.
+            ValueError: One is damaged.
+        """
+        for group in range(len(segment.row_ends)):
+            yield self._read(segment, group, tokens=True)
 
     def close(self) -> None:
         """Let go of threads and memory; it begins anew when it is asked again."""
@@ -188,21 +242,50 @@ class TokenSegments:
         self._unread += self._discovery.look(told, listing=listing)
         if listing:
             self._listed_at = began
-        indexed = self._in_parallel(self._index, self._unread)
-        self._unread = []
+        while self._unread:
+            indexed = self._in_parallel(self._index, self._unread)
+            self._unread = []
+            found = [segment for segment in indexed if segment is not None]
+            self._take(found)
+            if len(found) < len(indexed) or any(segment.origins is not None for segment in found):
+                # What stands for the missing one was there before it went, and says how far its writer had come.
+                self._unread += self._discovery.look(listing=False)
+
+    def _take(self, found: Sequence[IndexedSegment]) -> None:
+        compacted = [(one, one.origins) for one in found if one.origins is not None]
         with self._lock:
-            self._segments += [segment for segment in indexed if segment is not None]
+            start = len(self._segments)
+            for position, segment in enumerate(found, start):
+                self._positions.setdefault(segment.name, position)
+                for origin in segment.origins.segments if segment.origins is not None else ():
+                    self._positions.setdefault(origin, position)
+            for one, origins in compacted:
+                self._replaced[one.kind] = join_ranges([self._replaced[one.kind], origins.replaced])
+                self._discovery.leave_out(one.kind, origins.replaced)
+            self._segments += found
+            for position in range(0 if compacted else start, len(self._segments)):
+                segment = self._segments[position]
+                parsed = parse_segment_name(segment.name)
+                if parsed is not None and is_within(self._replaced[parsed.kind], parsed):
+                    self._segments[position] = IndexedSegment(segment.name, segment.kind)
 
     def _index(self, name: str) -> IndexedSegment | None:
         parsed = parse_segment_name(name)
         assert parsed is not None
         try:
             file = self._file(name, parsed.kind)
-            return IndexedSegment(name, parsed.kind, file.rollout_keys(), file.row_ends())
+            keys, ends = file.rollout_keys(), file.row_ends()
+            return IndexedSegment(name, parsed.kind, keys, ends, size=file.size, origins=file.origins())
         except StorageMissingError:
-            return None  # listed, and removed since: nothing that anybody may still ask for was in it
+            return None  # listed, and removed since: another segment stands for it
         except ValueError as error:
             return IndexedSegment(name, parsed.kind, damage=str(error))
+
+    def _read_if_there(self, segment: IndexedSegment, group: int, *, tokens: bool) -> RowGroup | _Missing:
+        try:
+            return self._read(segment, group, tokens=tokens)
+        except StorageMissingError as error:
+            return _Missing(segment.name, error)
 
     def _read(self, segment: IndexedSegment, group: int, *, tokens: bool) -> RowGroup:
         is_events = segment.kind == EVENTS_KIND
@@ -214,7 +297,8 @@ class TokenSegments:
             raise ValueError(
                 f"{self._store.place}/{segment.name}: row group {group} has rows of other rollouts than it says"
             )
-        return RowGroup(segment.name, group, is_events, table)
+        first = int(segment.row_ends[group - 1]) if group else 0
+        return RowGroup(segment.name, group, is_events, table, first, segment.origins)
 
     def _file(self, name: str, kind: str) -> TokenSegmentFile:
         with self._lock:

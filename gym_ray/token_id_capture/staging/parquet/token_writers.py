@@ -18,7 +18,15 @@ from gym_ray.errors import CaptureError, StorageExistsError, StorageMissingError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.layout import partition_prefix
 
-__all__ = ["ClosedWriter", "WriterClaims", "claim_number", "close_claim", "read_claim", "shown_claims"]
+__all__ = [
+    "ClosedWriter",
+    "WriterClaims",
+    "claim_number",
+    "close_claim",
+    "read_claim",
+    "read_compacting_claim",
+    "shown_claims",
+]
 
 _CLAIM = re.compile(r"writers/(?P<number>[0-9]{6,})\.json", re.ASCII)
 _CLOSED = re.compile(
@@ -54,21 +62,23 @@ class WriterClaims:
     closed: Mapping[int, tuple[ClosedWriter, ...]]
 
 
-def claim_number(store: SegmentStore, partition: str, writers: Mapping[str, str]) -> int:
+def claim_number(store: SegmentStore, partition: str, writers: Mapping[str, str], *, compacts: bool = False) -> int:
     """Claim the next free number of a partition for a sink, and return it; every lower one is claimed.
 
     Args:
         store: The store; must be able to create exclusively.
         partition: The partition.
         writers: Kind of rows to the writer of their segments.
+        compacts: Whether they are those of a run of compaction.
 
     Raises:
         StorageError: It could not be done.
     """
     number = shown_claims(partition, store.list(f"{partition_prefix(partition)}writers/")).end
+    claim = {"writers": dict(writers), **({"compacts": True} if compacts else {})}
     while True:
         try:
-            store.create(_claim_name(partition, number), json.dumps({"writers": dict(writers)}).encode() + b"\n")
+            store.create(_claim_name(partition, number), json.dumps(claim).encode() + b"\n")
         except StorageExistsError:
             number += 1
         else:
@@ -108,14 +118,25 @@ def read_claim(store: SegmentStore, partition: str, number: int) -> dict[str, st
         CaptureError: What is there is no claim.
         StorageError: It could not be read.
     """
+    claim = _read(store, partition, number)
+    return None if claim is None else claim[0]
+
+
+def read_compacting_claim(store: SegmentStore, partition: str, number: int) -> dict[str, str] | None:
+    """Return the writers of the run of compaction that claimed a number, None if none did; raises as the above."""
+    claim = _read(store, partition, number)
+    return claim[0] if claim is not None and claim[1] else None
+
+
+def _read(store: SegmentStore, partition: str, number: int) -> tuple[dict[str, str], bool] | None:
     name = _claim_name(partition, number)
     try:
         data = store.read(name)
     except StorageMissingError:
         return None
     try:
-        writers = json.loads(data)["writers"]
-        return {str(kind): str(writer) for kind, writer in writers.items()}
+        claim = json.loads(data)
+        return {str(kind): str(writer) for kind, writer in claim["writers"].items()}, claim.get("compacts") is True
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CaptureError(f"{store.place}/{name} does not say who claimed it: {error!r}") from error
 
