@@ -166,7 +166,10 @@ def test_a_server_that_drips_cannot_draw_an_answer_out() -> None:
         client.manifest("r1")
 
 
-def test_a_trainer_reads_and_retires_over_the_wire(tmp_path: Path) -> None:
+def test_a_trainer_reads_and_retires_over_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # where nothing listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     ledger = FileCaptureLedger(tmp_path)
     asyncio.run(ledger.record(commit_of_turn(0)))
     with served(Starlette(routes=control_routes(ledger, SECRET))) as url:
