@@ -50,11 +50,19 @@ def converts(value: Any, name: str = "") -> bool:
     """Whether a payload holds something that the peer makes an id or a log probability of, and that is none."""
     if isinstance(value, dict):
         return any(converts(item, key) for key, item in value.items())
+    if name == "logprob":
+        return not is_number(value)
+    if name == "token":
+        return not is_id(value)
     if name in IDS:
         return isinstance(value, str) or (isinstance(value, list) and not all(map(is_id, value)))
     if name in LOG_PROBS:
-        return isinstance(value, list) and not all(isinstance(item, float | int) for item in value)
+        return isinstance(value, list) and not all(map(is_number, value))
     return isinstance(value, list) and any(converts(item) for item in value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def is_id(value: Any) -> bool:
