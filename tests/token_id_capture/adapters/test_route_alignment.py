@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import logging
-from typing import Any, ClassVar
+import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,18 +139,19 @@ def test_what_is_no_known_form_is_not_looked_at(payload: Any, caplog: pytest.Log
 
 
 class Trap:
-    """Notes that it was loaded."""
+    """Makes a directory when it is loaded."""
 
-    sprung: ClassVar[list[str]] = []
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Trap.sprung.append, ("loaded",)
+        return os.mkdir, (str(self.path),)
 
 
-def test_pickled_routes_are_never_loaded() -> None:
-    payload = npy(np.array([[[Trap()]]], object), allow_pickle=True)
+def test_pickled_routes_are_never_loaded(tmp_path: Path) -> None:
+    payload = npy(np.array([[[Trap(tmp_path / "loaded")]]], object), allow_pickle=True)
     assert aligned_routes(payload, LENGTHS) is payload
-    assert Trap.sprung == []
+    assert not (tmp_path / "loaded").exists()
 
 
 def test_stock_routes_of_all_but_the_last_token_begin_with_the_first() -> None:
