@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -291,6 +293,7 @@ PARTS: dict[str, Sequence[str]] = {
     ),
     "adapters": (
         *STATEMENTS["130-139"],
+        f"{ADAPTERS}/test_vllm_capture.py::test_media_of_the_older_format_are_refused_by_name",
         f"{ADAPTERS}/test_route_alignment.py::test_routes_of_patched_workers_keep_their_form",
         f"{ADAPTERS}/test_llama_cpp.py::test_an_answer_is_read_as_the_engine_counts_it",
         f"{CORE}test_what_cannot_be_staged_never_reaches_the_sink",
@@ -443,3 +446,18 @@ def test_a_framework_changes_one_import() -> None:
     assert set(OF_ENGINES.split()) <= set(adapters.__all__)
     for package, names in ((staging, FOR_FRAMEWORKS), (adapters, OF_ENGINES)):
         assert all(hasattr(package, name) for name in names.split())
+
+
+HEAVY = """
+import sys
+import gym_ray.token_id_capture.adapters.vllm
+import gym_ray.token_id_capture.staging
+heavy = {"pyarrow", "fsspec", "httpx", "starlette", "uvicorn", "torch", "ray", "aiohttp", "requests", "s3fs", "adlfs"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+def test_a_worker_loads_staging_and_adapters_without_anything_heavy() -> None:
+    """C18: neither a server, nor a network, nor tensors, nor a file format."""
+    run = subprocess.run([sys.executable, "-c", HEAVY], timeout=60, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -30,6 +30,7 @@ __all__ = ["VLLMCaptureAdapter"]
 _ROUTES: Final = "routed_experts"
 _ROUTES_START: Final = "routed_experts_prompt_start"
 _SPANS: Final = "media_spans"
+_OLD_MEDIA: Final = "media"
 
 
 class VLLMCaptureAdapter:
@@ -87,9 +88,10 @@ class VLLMCaptureAdapter:
         """Return ``routed_experts`` and ``media_spans`` where the answer has them, unchanged, else None (C136).
 
         Raises:
-            ValueError: One is of a type that it cannot be.
+            ValueError: One is of a type that it cannot be, or the answer holds a summary of media in an older format.
         """
         choice = _single_choice(payload)
+        _refuse_old_media(payload, _message(choice))
         extras: dict[str, Any] = {}
         routes = _message(choice).get(_ROUTES)
         if routes is None:
@@ -195,6 +197,19 @@ def _named_id(item: Mapping[str, Any]) -> int | None:
 
 def _lax_generated_id(value: object) -> int:
     return int(str(value).removeprefix(ID_PREFIX))
+
+
+def _refuse_old_media(*holders: Mapping[str, Any]) -> None:
+    """Refuse a worker that still sends ``media``: passed over, its pictures would be lost without a word.
+
+    Raises:
+        ValueError: One of the objects holds it.
+    """
+    if any(holder.get(_OLD_MEDIA) is not None for holder in holders):
+        raise ValueError(
+            "the answer holds a summary of media under 'media', an older format that is not staged any more; a worker "
+            "says where media lie in media_spans, and gives the media as attachments"
+        )
 
 
 def _checked_spans(spans: object) -> list[Any]:

@@ -120,5 +120,17 @@ def test_routes_that_are_left_out_leave_the_other_extras() -> None:
     assert adapter.align_extras({"routed_experts": [[[1]]] * 2}, {}, **lengths) is None
 
 
+@pytest.mark.parametrize("holder", ["answer", "message"])
+def test_media_of_the_older_format_are_refused_by_name(holder: str) -> None:
+    adapter, media = VLLMCaptureAdapter(), {"media": [{"sha256": "0" * 64}]}
+    message = {"role": "assistant", "content": "hi", **(media if holder == "message" else {})}
+    answer = {**(media if holder == "answer" else {}), "media_spans": [], "choices": [{"message": message}]}
+    with pytest.raises(ValueError, match="older format"):
+        adapter.extract_extras(answer)
+    message.pop("media", None)
+    answer["media"] = None
+    assert adapter.extract_extras(answer) == {"media_spans": []}
+
+
 def test_it_has_one_name_in_two_places() -> None:
     assert SameAdapter is VLLMCaptureAdapter
