@@ -89,6 +89,18 @@ def test_a_store_without_conditional_puts_stages_but_creates_nothing(
     assert store.read("small") == b"1"
 
 
+def test_the_probe_leaves_nothing_not_even_hidden(store: ObjectStore, backend: Backend) -> None:
+    assert store.exclusive
+    assert [path for path in backend.find("") if ".probe" in path] == []
+
+
+def test_a_longer_value_that_begins_alike_is_foreign(store: ObjectStore) -> None:
+    put(store, "x", b"same and more")
+    with pytest.raises(StorageExistsError, match="x"):
+        put(store, "x", b"same")
+    put(store, "x", b"same and more")
+
+
 def test_what_cannot_be_found_out_is_no_answer(store: ObjectStore, backend: Backend) -> None:
     backend.before = fails(OSError(errno.EIO, "unreachable"))
     with pytest.raises(StorageError, match=r"cannot probe memory://bucket/prefix: .*unreachable"):

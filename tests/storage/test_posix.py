@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
-from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, PosixStore, replace_file, sync_directory
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import (
+    OWNER_ONLY,
+    OWNER_ONLY_DIRECTORY,
+    PosixStore,
+    make_directory,
+    replace_file,
+    sync_directory,
+)
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, RecordingCalls
 
 
@@ -72,6 +80,30 @@ def test_a_place_that_is_no_directory_is_no_empty_store(tmp_path: Path) -> None:
         for prefix in ("", "p/"):
             with pytest.raises(StorageError, match="cannot list"):
                 PosixStore(root).list(prefix)
+
+
+def test_a_system_that_gives_less_than_it_was_asked_for_is_asked_again(tmp_path: Path) -> None:
+    class Sparing(FileCalls):
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            return super().pread(fd, min(size, 3), offset)
+
+    store = PosixStore(tmp_path, calls=Sparing())
+    store.publish("x", b"0123456789")
+    assert store.read_range("x", 1, 8) == b"12345678"
+    assert store.read_range("x", 5, 99) == b"56789"
+    assert store.read_tail("x", 7) == (b"3456789", 10)
+
+
+def test_the_entry_of_every_new_directory_is_made_durable(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Noting(FileCalls):
+        def sync(self, fd: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+            super().sync(fd)
+
+    make_directory(Noting(), tmp_path / "a" / "b" / "c")
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(synced)
 
 
 def test_mode(tmp_path: Path) -> None:
