@@ -93,3 +93,10 @@ def test_listings_are_never_kept() -> None:
     assert isinstance(store, ObjectStore)
     assert isinstance(store.backend, S3Backend)
     assert store.backend.file_system.dircache.use_listings_cache is False
+
+
+def test_every_store_has_a_client_of_its_own_so_that_closing_one_closes_no_other() -> None:
+    one, other = (ObjectStore("s3://bucket/prefix", {"anon": True}) for _ in range(2))
+    assert isinstance(one.backend, S3Backend)
+    assert isinstance(other.backend, S3Backend)
+    assert one.backend.file_system is not other.backend.file_system
