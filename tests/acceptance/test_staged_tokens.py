@@ -201,7 +201,8 @@ async def test_media_that_cannot_be_kept_cost_the_capture_and_not_the_answer(
     assert segments == []
     # The second call continues a call that has no tokens: it is never made a root.
     reasons = [failure.reason for failure in manifest.failures]
-    assert (manifest.records, reasons) == ([], ["worker_capture_failed", "unresolved_parent"])
+    general = "request_finished_without_staged_coordinates"
+    assert (manifest.records, reasons) == ([], ["worker_capture_failed", general, "unresolved_parent"])
     receipt = build_receipt(manifest, {"id": "completion-2"}, reward=1.0)
     assert (receipt.capture_poisoned, receipt.failure_reason) == (True, "worker_capture_failed")
     with pytest.raises(ReceiptVerificationError, match=r"^rollout_failed: worker_capture_failed"):

@@ -32,7 +32,7 @@ from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.testing.staging_worker import ScriptedWorker
 from gym_ray.token_id_capture.config import TokenIdCaptureConfig, build_external_staging
 from gym_ray.token_id_capture.external_staging import ExternalStaging
-from gym_ray.token_id_capture.staging import UNCOMMITTED_CALL_REASON, StagedCallRecord, StageResult
+from gym_ray.token_id_capture.staging import StagedCallRecord, StageResult
 
 FILE = "C_e2e.json"
 DIALECT_OF = {"chat/completions": CHAT, "responses": RESPONSES, "messages": MESSAGES, "compaction": RESPONSES}
@@ -235,9 +235,7 @@ async def test_vector(
     client, worker, external = await run(case, tmp_path)
     manifest = await external.ledger.manifest("r1")
     await external.aclose()
-    failures = [reason for reason in wanted["final_failures"] if reason != UNCOMMITTED_CALL_REASON]
-    failures = failures or wanted["final_failures"]  # one_reason_a_call
-    assert [failure.reason for failure in manifest.failures] == failures
+    assert [failure.reason for failure in manifest.failures] == wanted["final_failures"]
     assert len(manifest.records) == wanted["final_records"]
     assert len(worker.staging) == wanted["staged_records"]
     if wanted["response_id"] is not None:
@@ -248,7 +246,7 @@ async def test_vector(
     check_worker_request(worker, wanted)
     check_status(client, wanted, departures)
     check_events(client, wanted, departures)
-    check_order(client, wanted, failures)
+    check_order(client, wanted)
 
 
 def check_worker_request(worker: ScriptedWorker, wanted: dict[str, Any]) -> None:
@@ -294,14 +292,14 @@ def check_events(client: Client, wanted: dict[str, Any], departures: dict[str, A
     assert told == expected or wanted["dialect"] in ("responses", "compaction")  # W25 adds events between them
 
 
-def check_order(client: Client, wanted: dict[str, Any], failures: list[str]) -> None:
-    """Whatever the client is sent but comments, the ledger has its row or its failure before it (C252, C256)."""
+def check_order(client: Client, wanted: dict[str, Any]) -> None:
+    """Whatever the client is sent but comments, the ledger has its row or its failures before it (C252, C256)."""
     slow = wanted["id"].startswith("slow_")
     for seen in client.seen:
         if slow and seen.kind == "start":
             assert (seen.records, seen.failures) == (0, [])
         elif seen.events != [": keep-alive"]:  # comments may be on either side
-            assert (seen.records, seen.failures) == (wanted["final_records"], failures)
+            assert (seen.records, seen.failures) == (wanted["final_records"], wanted["final_failures"])
     if not wanted["observability"]:
         assert all(seen.lines == [] for seen in client.seen)
         return

@@ -44,7 +44,7 @@ class StagedCall:
         self._admitted_at, self._size_bytes = admitted_at, size_bytes
         self._items: Sequence[Any] = ()
         self._admission: CaptureAdmission | None = None
-        self._is_settled = False
+        self._is_committed = self._is_failed = False
 
     async def admit(self, items: Sequence[Any] | None) -> CaptureAdmission | None:
         """Look the parent up, and return what the worker is told; None for ordinary traffic (C210-C212).
@@ -69,12 +69,15 @@ class StagedCall:
 
     @asynccontextmanager
     async def settled(self) -> AsyncIterator[None]:
-        """See to it that the ledger knows how the call ended, also when it is cancelled (C259)."""
+        """See to it that the ledger knows how the call ended, also when it is cancelled (C259).
+
+        A call without a row gets the general reason, behind the specific one where there is one.
+        """
         try:
             yield
         finally:
-            if self._admission is not None and not self._is_settled:
-                await _to_the_end(self._fail(UNCOMMITTED_CALL_REASON))
+            if self._admission is not None and not self._is_committed:
+                await _to_the_end(self._fail(self._admission, UNCOMMITTED_CALL_REASON))
 
     async def commit(self, parked: Any, served: Mapping[str, Any], response_id: str | None) -> None:
         """Keep the row of the call, or why it has none; durable when it returns. Never raises for either (C253, C254).
@@ -108,20 +111,20 @@ class StagedCall:
             await self._ledger.record(commit)
         except NotStagedError as problem:
             self._say(problem.reason, problem.detail)
-            await self._fail(problem.reason)
+            await self._fail(admission, problem.reason)
         except Exception as error:  # noqa: BLE001 - boundary: whatever keeps the row away, the answer is served (C254)
             self._say(INVALID_WORKER_COMMIT_COORDINATES_REASON, f"{type(error).__name__}: {error}")
-            await self._fail(INVALID_WORKER_COMMIT_COORDINATES_REASON)
+            await self._fail(admission, INVALID_WORKER_COMMIT_COORDINATES_REASON)
         else:
-            self._is_settled = True
+            self._is_committed = True
             self._counts.ended(admission.mode, COMMITTED)
 
-    async def _fail(self, reason: str) -> None:
-        """Keep why an admitted call has no row; the first reason is the only one (C321)."""
-        self._is_settled = True
+    async def _fail(self, admission: CaptureAdmission, reason: str) -> None:
+        """Keep a reason why an admitted call has no row; the first one is what it is counted under."""
+        if not self._is_failed:
+            self._counts.ended(admission.mode, reason)
+        self._is_failed = True
         called = self._called
-        if self._admission is not None:
-            self._counts.ended(self._admission.mode, reason)
         try:
             await self._ledger.record_failure(called.rollout_id, called.model_call_id, reason)
         except Exception:  # noqa: BLE001 - boundary: a fault of the capture must not fail the call (C3)

@@ -152,6 +152,15 @@ async def test_each_call_is_counted_once_by_how_it_ended() -> None:
     lost = begun("c2")
     async with lost.settled():
         await admitted(lost)
+    silent = begun("c4")
+    async with silent.settled():
+        await admitted(silent)
+        await silent.commit(None, SERVED, "a4")
+    assert [failure.reason for failure in (await ledger.manifest("r1")).failures] == [
+        "request_finished_without_staged_coordinates",
+        "worker_response_missing_commit_coordinates",
+        "request_finished_without_staged_coordinates",
+    ]
     stranger = begun("c3")
     async with stranger.settled():
         assert await stranger.admit(None) is None
@@ -159,5 +168,6 @@ async def test_each_call_is_counted_once_by_how_it_ended() -> None:
     assert staging.counts.counts() == {
         ("text", "committed"): 1,
         ("text", "request_finished_without_staged_coordinates"): 1,
+        ("text", "worker_response_missing_commit_coordinates"): 1,
         ("not_admitted", "unresolved_parent"): 1,
     }

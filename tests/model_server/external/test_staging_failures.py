@@ -109,7 +109,7 @@ async def test_a_ledger_that_hangs_delays_an_answer_for_a_bounded_time(tmp_path:
     async with staged_site(tmp_path, ledger=SlowLedger(), ledger_timeout_s=0.05) as site:
         reply = await site.post(PATH_OF[CHAT], BODIES[CHAT])
         assert reply.json()["choices"][0]["message"]["content"] == "hello"
-        assert await site.reasons() == [INVALID]
+        assert await site.reasons() == [INVALID, GENERAL]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -126,7 +126,7 @@ async def test_on_a_full_disk_the_answer_is_served_and_the_rollout_is_no_success
         assert reply.status_code == 200
         assert "hello" in reply.text
         manifest = await site.manifest()
-        assert (manifest.records, [failure.reason for failure in manifest.failures]) == ([], [INVALID])
+        assert (manifest.records, [failure.reason for failure in manifest.failures]) == ([], [INVALID, GENERAL])
         assert f"the ledger cannot keep the failure {INVALID}" in caplog.text
         # The next turn must not become a root: what was generated would be trained as a prompt.
         calls.write_error = None
@@ -144,7 +144,7 @@ async def test_the_turn_behind_a_lost_row_is_not_made_a_root(tmp_path: Path) -> 
         turns = [*TURNS, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
         assert (await site.post(PATH_OF[CHAT], {**BODIES[CHAT], "messages": turns})).status_code == 200
         assert "ng_capture" not in site.worker.bodies[-1]
-        assert await site.reasons() == [INVALID, "unresolved_parent"]
+        assert await site.reasons() == [INVALID, GENERAL, "unresolved_parent"]
         calls.write_error = None
 
 
@@ -198,7 +198,7 @@ async def test_an_answer_without_an_id_is_served_and_not_committed(tmp_path: Pat
     async with staged_site(tmp_path, ScriptedWorker(changes=lambda answer: {**answer, "id": bad})) as site:
         reply = await site.post(PATH_OF[dialect], BODIES[dialect])
         assert reply.status_code == 200
-        assert await site.reasons() == [INVALID]
+        assert await site.reasons() == [INVALID, GENERAL]
         assert (await site.manifest()).records == []
 
 
@@ -214,7 +214,7 @@ async def test_an_answer_without_an_id_is_served_and_not_committed(tmp_path: Pat
 async def test_coordinates_of_any_kind_harm_nothing(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     async with staged_site(tmp_path, ScriptedWorker(changes=lambda answer: {**answer, **changes})) as site:
         assert (await site.post(PATH_OF[CHAT], BODIES[CHAT])).status_code == 200
-        assert await site.reasons() == [reason]
+        assert await site.reasons() == [reason, GENERAL]
 
 
 async def test_a_worker_that_says_no_json_or_an_error_with_200(tmp_path: Path) -> None:
