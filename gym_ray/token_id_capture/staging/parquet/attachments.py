@@ -11,11 +11,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gym_ray.errors import RefusedRecordError
+from gym_ray.errors import RefusedRecordError, StorageError
 from gym_ray.token_id_capture.staging.parquet.attachment_arrow import ArrowSource
 from gym_ray.token_id_capture.staging.parquet.attachment_bytes import ArraySource, ByteSource, BytesSource
 from gym_ray.token_id_capture.staging.parquet.attachment_kinds import BYTES, LIST, NUMPY_DTYPES, RAW_BITS, TEXT
@@ -43,7 +44,7 @@ class PreparedAttachment:
         sha256: Their hash, where it is known already.
     """
 
-    __slots__ = ("_sha256", "_source", "dtype", "item", "name", "nbytes", "shape")
+    __slots__ = ("_checksum", "_sha256", "_source", "dtype", "item", "name", "nbytes", "shape")
 
     def __init__(
         self,
@@ -58,15 +59,17 @@ class PreparedAttachment:
         self.nbytes = source.nbytes
         self._source = source
         self._sha256 = sha256
+        self._checksum: int | None = None  # of the bytes that were hashed here
 
     @property
     def sha256(self) -> bytes:
         """Hash of the stored bytes, 32 bytes; computed at the first look, without holding the bytes as a whole."""
         if self._sha256 is None:
-            state = hashlib.sha256()
+            state, checksum = hashlib.sha256(), 0
             for part in self.parts(_HASHED_BYTES):
                 state.update(part)
-            self._sha256 = state.digest()
+                checksum = _extended(checksum, part)
+            self._sha256, self._checksum = state.digest(), checksum
         return self._sha256
 
     def parts(self, max_bytes: int) -> Iterator[memoryview]:
@@ -79,6 +82,24 @@ class PreparedAttachment:
             max_bytes: Size of a part, at least 16 (the widest number).
         """
         return self._source.parts(max_bytes)
+
+    def hashed_parts(self, max_bytes: int) -> Iterator[memoryview]:
+        """Yield the parts, and make sure that they are what was hashed; a checksum tells, in less time.
+
+        Raises:
+            StorageError: There were fewer or more bytes than announced, or somebody changed them meanwhile. Said after
+                the last part.
+        """
+        written = checksum = 0
+        for part in self.parts(max_bytes):
+            written += part.nbytes
+            checksum = _extended(checksum, part)
+            yield part
+            del part  # a loop's variable keeps a part, that may be a copy, while the next one is made
+        if written != self.nbytes:
+            raise StorageError(f"attachment {self.name!r} gave {written} bytes, where {self.nbytes} were announced")
+        if self._checksum not in (None, checksum):
+            raise StorageError(f"attachment {self.name!r} was changed while it was being staged")
 
 
 def prepare_attachments(attachments: Mapping[str, Any]) -> list[PreparedAttachment]:
@@ -95,23 +116,35 @@ def prepare_attachments(attachments: Mapping[str, Any]) -> list[PreparedAttachme
     if not isinstance(attachments, Mapping):
         raise RefusedRecordError(f"attachments must be a mapping of names to tensors, not {_kind(attachments)}")
     prepared: list[PreparedAttachment] = []
-    for name, value in attachments.items():
-        _check_name(name)
+    names: set[str] = set()
+    for key, value in attachments.items():
+        name = _checked_name(key)
+        if name in names:
+            raise RefusedRecordError(f"attachment name {name!r} is there twice")
+        names.add(name)
         if isinstance(value, list | tuple):
-            prepared.append(PreparedAttachment(str(name), 0, LIST, (len(value),), _NO_BYTES))
-            prepared.extend(_prepared(str(name), f"{name!r}[{at}]", at, item) for at, item in enumerate(value))
+            prepared.append(PreparedAttachment(name, 0, LIST, (len(value),), _NO_BYTES))
+            prepared.extend(_prepared(name, f"{name!r}[{at}]", at, item) for at, item in enumerate(value))
         else:
-            prepared.append(_prepared(str(name), repr(name), 0, value))
+            prepared.append(_prepared(name, repr(name), 0, value))
     return prepared
 
 
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise RefusedRecordError(f"attachment name {name!r} must be text that is not empty")
+def _extended(checksum: int, part: memoryview) -> int:
+    numbers = np.frombuffer(part, np.uint8)
+    numbers.flags.writeable = False  # else the library takes it for bytes that may move
+    return int(google_crc32c.extend(checksum, numbers))
+
+
+def _checked_name(key: Any) -> str:
+    if not isinstance(key, str) or not key:
+        raise RefusedRecordError(f"attachment name {key!r} must be text that is not empty")
+    name = str.__str__(key)  # the text itself: str() of a member of an enumeration is how it is called in the program
     try:
         name.encode()
     except UnicodeEncodeError as error:
         raise RefusedRecordError(f"attachment name {name!r} is no text that can be stored: {error}") from None
+    return name
 
 
 def _prepared(name: str, label: str, item: int, value: Any) -> PreparedAttachment:

@@ -10,7 +10,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from gym_ray.errors import StorageError
 from gym_ray.token_id_capture.staging.parquet.attachments import PreparedAttachment
 from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem, calls_table
 from gym_ray.token_id_capture.staging.parquet.committer import RowPlace, SegmentStream
@@ -35,7 +34,7 @@ def write_calls_segment(stream: SegmentStream, items: Sequence[CallItem], store_
 
     Raises:
         OSError: The stream took no more.
-        StorageError: An attachment gave other bytes than it had announced.
+        StorageError: An attachment gave other bytes than were hashed.
     """
     media = MediaPlan(len(items))
     rows = [media.rows_of(item.attachments) for item in items]
@@ -84,7 +83,7 @@ class MediaPlan:
         """Yield tables that are a row group of media each: one row a part, small parts together.
 
         Raises:
-            StorageError: An attachment gave other bytes than it had announced.
+            StorageError: An attachment gave other bytes than were hashed.
         """
         waiting: list[memoryview] = []
         size = 0
@@ -111,15 +110,7 @@ class MediaPlan:
 
     def _parts(self) -> Iterator[memoryview]:
         for attachment in self._kept:
-            written = 0
-            for part in attachment.parts(MEDIA_PART_BYTES):
-                written += part.nbytes
-                yield part
-                del part
-            if written != attachment.nbytes:
-                raise StorageError(
-                    f"attachment {attachment.name!r} gave {written} bytes, where {attachment.nbytes} were announced"
-                )
+            yield from attachment.hashed_parts(MEDIA_PART_BYTES)
 
 
 def _media_table(parts: Sequence[memoryview]) -> pa.Table:

@@ -73,7 +73,9 @@ def _rows_of(data: bytes) -> pa.Table:
         check_metadata(stream.schema.metadata, file=_WHERE, kind=CALLS_KIND)
         if not stream.schema.equals(CALLS_SCHEMA):
             raise ValueError(f"{_WHERE} has other columns than staged calls have")
-        return stream.read_all()
+        rows = stream.read_all()
+    rows.validate(full=True)
+    return rows
 
 
 def _trusted_members(snapshot: Any) -> dict[str, Any]:

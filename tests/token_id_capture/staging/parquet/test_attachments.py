@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import sys
 from collections import OrderedDict
@@ -315,6 +316,29 @@ def test_what_cannot_be_kept_is_refused_by_name(value: Any, message: str) -> Non
 def test_a_name_that_is_not_text_is_refused(name: Any) -> None:
     with pytest.raises(RefusedRecordError, match="attachment name"):
         prepare_attachments({name: np.zeros(1)})
+
+
+class Key(str, enum.Enum):  # noqa: UP042 - str() of it is not its value, unlike that of a StrEnum
+    PIXELS = "pixels"
+
+
+class Twin(str):
+    """Equal to nothing but itself."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_a_name_is_the_text_whatever_it_is_called_in_the_program() -> None:
+    (one,) = prepare_attachments({Key.PIXELS: b"x"})
+    assert (type(one.name), one.name) == (str, "pixels")
+
+
+def test_one_name_twice_is_refused() -> None:
+    with pytest.raises(RefusedRecordError, match="attachment name 'a' is there twice"):
+        prepare_attachments({Twin("a"): b"x", Twin("a"): b"y"})
 
 
 @pytest.mark.parametrize("value", [None, [("x", 1)], "text"])

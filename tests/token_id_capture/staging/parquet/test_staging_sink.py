@@ -295,6 +295,24 @@ def test_extras_of_every_kind_come_back(tmp_path: Path) -> None:
         assert source.fetch_extras(keys) == everything
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_an_array_that_is_changed_meanwhile_is_no_success(tmp_path: Path, strided: bool) -> None:
+    store = WatchedStore(PosixStore(tmp_path))
+    image = np.zeros((600, 1200), np.uint8)
+    given = image[:, ::2] if strided else image
+    with staging(store) as sink, ThreadPoolExecutor(1) as pool:
+        gate = Gate(store)
+        result = pool.submit(sink.stage, numbered_call(1), attachments={"image": given})
+        assert gate.reached.wait(WAIT_S)
+        image[400, 2] = 1
+        gate.open.set()
+        assert "attachment 'image' was changed while it was being staged" in error_of(result.result(WAIT_S))
+        assert store.list() == ["store.json"]
+        key = key_of(sink.stage(numbered_call(1), attachments={"image": given}))
+    with ParquetStagingSource(tmp_path) as source:
+        assert (source.open_attachment(key, "image").read() == given).all()
+
+
 def test_whatever_a_sink_compaction_and_retirement_leave_is_its_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
