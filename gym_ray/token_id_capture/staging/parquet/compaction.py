@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gym_ray.errors import CaptureError, StorageExistsError, StorageMissingError
 from gym_ray.storage.store import SegmentStore
@@ -19,56 +19,25 @@ from gym_ray.token_id_capture.staging.parquet.call_rows import CallItem
 from gym_ray.token_id_capture.staging.parquet.call_segments import write_calls_segment
 from gym_ray.token_id_capture.staging.parquet.committer import SegmentStream
 from gym_ray.token_id_capture.staging.parquet.compaction_plan import CompactionPlan, is_plan, read_plan
+from gym_ray.token_id_capture.staging.parquet.compaction_report import CompactionReport, CompactionRules
 from gym_ray.token_id_capture.staging.parquet.identity import read_identity
-from gym_ray.token_id_capture.staging.parquet.layout import CALLS_KIND, SegmentName, new_writer, parse_segment_name
+from gym_ray.token_id_capture.staging.parquet.layout import (
+    CALLS_KIND,
+    EVENTS_KIND,
+    TOKENS_KIND,
+    SegmentName,
+    new_writer,
+    parse_segment_name,
+)
 from gym_ray.token_id_capture.staging.parquet.moves import MoveNote, Moves, encode_note, note_name
 from gym_ray.token_id_capture.staging.parquet.retirement import Retirements
 from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 from gym_ray.token_id_capture.staging.parquet.stored_calls import StoredCall, read_items, stored_calls
+from gym_ray.token_id_capture.staging.parquet.token_compaction import compact_tokens
+from gym_ray.token_id_capture.staging.parquet.token_marker_sweep import forget_dropped
+from gym_ray.token_id_capture.staging.parquet.token_markers import TokenMarkers
 
 __all__ = ["CompactionReport", "CompactionRules", "compact"]
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionRules:
-    """What is worth to be written anew.
-
-    Attributes:
-        max_calls: Calls of a new segment.
-        max_bytes: Bytes of the segments that are put into one.
-        max_row_groups: Row groups of a new segment, about: who wants one call reads what the footer says of all.
-        retired_share: A segment that needs no company is written anew once this share of its calls is retired.
-        delay_s: Seconds that an old segment stays after its note was written, for readers that have it open.
-        max_parallel: Files that are looked at at once.
-    """
-
-    max_calls: int = 1024
-    max_bytes: int = 1024 * 1024 * 1024
-    max_row_groups: int = 128
-    retired_share: float = 0.2
-    delay_s: float = 3600.0
-    max_parallel: int = 8
-
-
-@dataclass(slots=True)
-class CompactionReport:
-    """What a run did.
-
-    Attributes:
-        written: New segments.
-        moved: Segments whose calls are elsewhere now.
-        dropped_calls: Retired calls that were not copied.
-        deleted: Old segments that were removed.
-        waiting: Old segments that a later run will remove, their delay not being over.
-        problems: What was left as it is, and why.
-    """
-
-    written: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
-    dropped_calls: int = 0
-    deleted: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 def compact(
@@ -95,7 +64,38 @@ def compact(
     store_id = read_identity(store)
     if store_id is None:
         raise CaptureError(f"{store.place}: no staging store is here; name the place that a sink was given")
-    return _Run(store, store_id, partition, rules or CompactionRules(), now).report()
+    rules = rules or CompactionRules()
+    report = _Run(store, store_id, partition, rules, now).report()
+    _compact_tokens(store, store_id, partition, rules, now, report)
+    return report
+
+
+def _compact_tokens(
+    store: SegmentStore,
+    store_id: str,
+    partition: str | None,
+    rules: CompactionRules,
+    now: Callable[[], float],
+    report: CompactionReport,
+) -> None:
+    """Do the same for token records and events; forget dropped rollouts only where all partitions were looked at."""
+    found = {
+        parsed.partition
+        for parsed in map(parse_segment_name, store.list())
+        if parsed is not None and parsed.kind in (TOKENS_KIND, EVENTS_KIND)
+    }
+    began = now()
+    present: set[int] | None = set()
+    for name in sorted(found if partition is None else found & {partition}):
+        keys = compact_tokens(store, store_id, name, rules, now, report)
+        present = None if keys is None or present is None else present | keys
+    if rules.forget_dropped_after_s is None:
+        return
+    if present is None or partition is not None:
+        why = "only one partition was looked at" if partition is not None else "some segments cannot be read"
+        report.problems.append(f"{store.place}: no dropped rollout was forgotten: {why}")
+        return
+    report.forgotten += forget_dropped(TokenMarkers(store), present, began - rules.forget_dropped_after_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from gym_ray.errors import CaptureError, StorageExistsError, StorageMissingError
 from gym_ray.storage.store import SegmentStore
-from gym_ray.token_id_capture.staging.parquet.layout import FROZEN_PREFIX, frozen_name
+from gym_ray.token_id_capture.staging.parquet.layout import FROZEN_PREFIX, frozen_name, rollout_of_frozen
 
 __all__ = ["DropFence", "TokenMarkers"]
 
@@ -32,12 +33,14 @@ class DropFence:
         version: The version of that snapshot.
         done: Whether the evidence was found to be that of the snapshot; then the rollout is retired.
         token: Tells the fences of two drops apart.
+        at: When the rollout was retired, seconds since 1970.
     """
 
     snapshot_id: str
     version: int
     done: bool = False
     token: str = ""
+    at: float | None = None
 
 
 class TokenMarkers:
@@ -111,8 +114,13 @@ class TokenMarkers:
         except StorageMissingError:
             return None
         try:
+            at = found.get("at")
             return DropFence(
-                str(found["snapshot_id"]), int(found["version"]), found["done"] is True, str(found.get("token", ""))
+                str(found["snapshot_id"]),
+                int(found["version"]),
+                found["done"] is True,
+                str(found.get("token", "")),
+                None if at is None else float(at),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CaptureError(f"{self._store.place}/{name} is no note of a drop: {error!r}") from error
@@ -120,11 +128,20 @@ class TokenMarkers:
     def raise_fence(self, rollout_id: str, snapshot_id: str, version: int) -> DropFence:
         """Fence a rollout off from writers, and return the fence; one that another drop left is replaced.
 
+        That of a drop that was done meanwhile stays, and is returned.
+
         Raises:
+            CaptureError: Something else stands there.
             StorageError: It could not be done.
         """
         fence = DropFence(snapshot_id, version, token=secrets.token_hex(8))
-        self._put_fence(rollout_id, fence)
+        try:
+            self._store.create(_dropped_name(rollout_id), _encoded_fence(rollout_id, fence))
+        except StorageExistsError:
+            found = self.fence(rollout_id)
+            if found is not None and found.done:
+                return found
+            self._put_fence(rollout_id, fence)
         return fence
 
     def lower_fence(self, rollout_id: str, fence: DropFence) -> None:
@@ -143,7 +160,28 @@ class TokenMarkers:
         Raises:
             StorageError: It could not be done.
         """
-        self._put_fence(rollout_id, DropFence(fence.snapshot_id, fence.version, done=True, token=fence.token))
+        done = DropFence(fence.snapshot_id, fence.version, done=True, token=fence.token, at=time.time())
+        self._put_fence(rollout_id, done)
+
+    def dropped(self) -> list[str]:
+        """Return the rollouts that a listing shows a fence of, sorted.
+
+        Raises:
+            StorageError: It could not be done.
+        """
+        names = self._store.list(_DROPPED)
+        return sorted(rollout_of_frozen(FROZEN_PREFIX + name.removeprefix(_DROPPED)) for name in names)
+
+    def forget_dropped(self, rollout_id: str, fence: DropFence) -> None:
+        """Remove the markers of a rollout that was retired, the fence last: until then, who asks finds it again.
+
+        Raises:
+            CaptureError: The fence is damaged.
+            StorageError: It could not be done.
+        """
+        if self.snapshot_id(rollout_id) == fence.snapshot_id:
+            self._store.delete(frozen_name(rollout_id))
+        self.lower_fence(rollout_id, fence)
 
     def forget(self, rollout_id: str) -> None:
         """Remove the markers, so that the rollout is new.
@@ -155,8 +193,7 @@ class TokenMarkers:
         self._store.delete(frozen_name(rollout_id))
 
     def _put_fence(self, rollout_id: str, fence: DropFence) -> None:
-        members = {"snapshot_id": fence.snapshot_id, "version": fence.version, "done": fence.done, "token": fence.token}
-        self._store.publish(_dropped_name(rollout_id), _encode(rollout_id=rollout_id, **members))
+        self._store.publish(_dropped_name(rollout_id), _encoded_fence(rollout_id, fence))
 
     def _snapshot_id(self, name: str, data: bytes) -> str:
         snapshot_id = self._members(name, data).get("snapshot_id")
@@ -176,6 +213,10 @@ class TokenMarkers:
 
 def _dropped_name(rollout_id: str) -> str:
     return _DROPPED + frozen_name(rollout_id).removeprefix(FROZEN_PREFIX)
+
+
+def _encoded_fence(rollout_id: str, fence: DropFence) -> bytes:
+    return _encode(rollout_id=rollout_id, **asdict(fence))
 
 
 def _encode(**members: object) -> bytes:

@@ -59,6 +59,13 @@ class IndexedSegment:
     size: int = 0
     origins: Origins | None = None
 
+    def place(self, row: int) -> Place:
+        """Return where a row was first; rows are counted over the whole segment."""
+        if self.origins is not None:
+            return self.origins.place(row)
+        group = int(np.searchsorted(self.row_ends, row, side="right"))
+        return self.name, group, row - (int(self.row_ends[group - 1]) if group else 0)
+
     def groups_of(self, key: int) -> list[int]:
         """Return the row groups that hold rows of a rollout with this key."""
         rows = np.flatnonzero(self.keys == key)

@@ -36,7 +36,7 @@ class ParquetTokenSource:
     """A token source with ``delete``. Every method may be called from any event loop.
 
     A dropped rollout is gone for readers and writers at once. Its bytes lie in segments that others share: they stay
-    until somebody removes the partition.
+    until compaction leaves them out.
 
     Args:
         where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
@@ -149,6 +149,8 @@ class ParquetTokenSource:
             return False
         # From here on a writer is told; what it told nobody about before is seen now.
         fence = self._markers.raise_fence(rollout_id, snapshot_id, version)
+        if fence.done:
+            return (fence.snapshot_id, fence.version) == (snapshot_id, version)
         if self._version(rollout_id) != version:
             self._markers.lower_fence(rollout_id, fence)
             return False

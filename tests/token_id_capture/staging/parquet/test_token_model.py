@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray.errors import RecordConflictError, RolloutFrozenError, RolloutRetiredError
+from gym_ray.storage.opening import open_store
 from gym_ray.testing.token_source import call_entry
 from gym_ray.testing.token_store_model import ModelRefusal, TokenStoreModel
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
-from gym_ray.token_id_capture.staging.parquet import ParquetTokenSink, ParquetTokenSource
+from gym_ray.token_id_capture.staging.parquet import CompactionRules, ParquetTokenSink, ParquetTokenSource, compact
 
 ROLLOUT = "3-1"
 KINDS = {"retired": RolloutRetiredError, "frozen": RolloutFrozenError, "call_id_reused": RecordConflictError}
@@ -28,6 +29,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("freeze")),
     st.tuples(st.just("drop"), st.booleans()),
     st.tuples(st.just("delete")),
+    st.tuples(st.just("compact"), st.booleans()),
 )
 
 
@@ -37,6 +39,7 @@ class Both:
     def __init__(self) -> None:
         where = f"memory://{secrets.token_hex(6)}"
         self.model = TokenStoreModel()
+        self.where = where
         self.sink, self.source = ParquetTokenSink(where), ParquetTokenSource(where)
         self.snapshot: TokenCaptureSnapshot | None = None
         self.frozen_at: tuple[Any, ...] | None = None
@@ -99,6 +102,17 @@ class Both:
         self.model.delete()
         self.late.clear()
         await asyncio.to_thread(self.source.delete, ROLLOUT)
+
+    async def _compact(self, forgets: bool) -> None:
+        """Compact, which changes nothing but that the markers of a dropped rollout may go."""
+        rules = CompactionRules(delay_s=0.0, forget_dropped_after_s=0.0 if forgets else None)
+        report = await asyncio.to_thread(compact, open_store(self.where), rules=rules)
+        assert report.problems == []
+        assert report.waiting == []
+        if report.forgotten:
+            assert report.forgotten == [ROLLOUT]
+            assert self.model.sweep(is_old_enough=forgets) == 1
+            self.late.clear()
 
     async def _same(self, expected: Callable[[], Any], real: Any) -> tuple[Any, Any] | None:
         try:
