@@ -16,7 +16,7 @@ from gym_ray.model_call_capture.exchange import TrainingCall
 from gym_ray.model_server.off_loop import off_loop
 from gym_ray.token_id_capture.external_staging import COMMITTED, NOT_ADMITTED, ExternalStaging
 from gym_ray.token_id_capture.staging import (
-    INVALID_WORKER_COMMIT_COORDINATES_REASON,
+    INVALID_COMMIT_COORDS_REASON,
     UNCOMMITTED_CALL_REASON,
     UNRESOLVED_PARENT_REASON,
     CaptureAdmission,
@@ -113,8 +113,8 @@ class StagedCall:
             self._say(problem.reason, problem.detail)
             await self._fail(admission, problem.reason)
         except Exception as error:  # noqa: BLE001 - boundary: whatever keeps the row away, the answer is served (C254)
-            self._say(INVALID_WORKER_COMMIT_COORDINATES_REASON, f"{type(error).__name__}: {error}")
-            await self._fail(admission, INVALID_WORKER_COMMIT_COORDINATES_REASON)
+            self._say(INVALID_COMMIT_COORDS_REASON, f"{type(error).__name__}: {error}")
+            await self._fail(admission, INVALID_COMMIT_COORDS_REASON)
         else:
             self._is_committed = True
             self._counts.ended(admission.mode, COMMITTED)

@@ -14,7 +14,7 @@ from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.committing import NotStagedError, checked_coordinates, ledger_commit
 from gym_ray.token_id_capture.staging.constants import (
     EXTRAS_DIGEST_VERSION,
-    INVALID_WORKER_COMMIT_COORDINATES_REASON,
+    INVALID_COMMIT_COORDS_REASON,
     LEDGER_ROW_MISSING_CHAIN_HASH_REASON,
     LEDGER_ROW_MISSING_RESPONSE_ID_REASON,
     NG_CAPTURE_FIELD,
@@ -28,7 +28,7 @@ from gym_ray.token_id_capture.staging.constants import (
     UNCOMMITTED_CALL_REASON,
     UNRESOLVED_PARENT_REASON,
     WORKER_CAPTURE_FAILED_REASON,
-    WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON,
+    WORKER_MISSING_COMMIT_COORDS_REASON,
 )
 from gym_ray.token_id_capture.staging.delta import PackedDelta, build_staging_delta, packed_delta
 from gym_ray.token_id_capture.staging.digests import (
@@ -87,7 +87,7 @@ from gym_ray.token_id_capture.terminal import TerminalAttribution, resolve_termi
 
 __all__ = [
     "EXTRAS_DIGEST_VERSION",
-    "INVALID_WORKER_COMMIT_COORDINATES_REASON",
+    "INVALID_COMMIT_COORDS_REASON",
     "LEDGER_ROW_MISSING_CHAIN_HASH_REASON",
     "LEDGER_ROW_MISSING_RESPONSE_ID_REASON",
     "NG_CAPTURE_FIELD",
@@ -101,7 +101,7 @@ __all__ = [
     "UNCOMMITTED_CALL_REASON",
     "UNRESOLVED_PARENT_REASON",
     "WORKER_CAPTURE_FAILED_REASON",
-    "WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON",
+    "WORKER_MISSING_COMMIT_COORDS_REASON",
     "ActiveCall",
     "AsyncRolloutTokenCapture",
     "CallHashes",

@@ -20,9 +20,9 @@ from gym_ray.token_id_capture.fingerprint import (
 from gym_ray.token_id_capture.request_items import text_input_of, text_turn
 from gym_ray.token_id_capture.response_shapes import response_to_output_items
 from gym_ray.token_id_capture.staging.constants import (
-    INVALID_WORKER_COMMIT_COORDINATES_REASON,
+    INVALID_COMMIT_COORDS_REASON,
     WORKER_CAPTURE_FAILED_REASON,
-    WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON,
+    WORKER_MISSING_COMMIT_COORDS_REASON,
 )
 from gym_ray.token_id_capture.staging.ledger_records import CallRecord, CaptureLedgerCommit
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords
@@ -72,7 +72,7 @@ def checked_coordinates(parked: Any, admission: CaptureAdmission) -> CommitCoord
         NotStagedError: They are missing, malformed or another call's, or its capture failed.
     """
     if parked is None:
-        raise NotStagedError(WORKER_RESPONSE_MISSING_COMMIT_COORDINATES_REASON, "the worker answered without any")
+        raise NotStagedError(WORKER_MISSING_COMMIT_COORDS_REASON, "the worker answered without any")
     try:
         coordinates = CommitCoords.model_validate(parked)
     except ValidationError as error:
@@ -157,4 +157,4 @@ def _agree(coordinates: CommitCoords, admission: CaptureAdmission, *names: str) 
 
 
 def _invalid(detail: str) -> NotStagedError:
-    return NotStagedError(INVALID_WORKER_COMMIT_COORDINATES_REASON, detail)
+    return NotStagedError(INVALID_COMMIT_COORDS_REASON, detail)
