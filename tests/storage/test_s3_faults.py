@@ -221,6 +221,12 @@ def test_how_many_requests_it_takes(store: ObjectStore, way: FaultyHttp) -> None
     assert requests(lambda: store.exists("small")) == ["HEAD"]
 
 
+def test_an_upload_is_given_up_once_its_parts_have_arrived(store: ObjectStore, way: FaultyHttp) -> None:
+    with store.stream("x") as value:
+        value.write(LARGE)
+    assert [request.method for request in way.requests] == ["POST", "PUT", "DELETE"]  # a later part would stay
+
+
 WRITER = """
 import sys
 import threading
