@@ -59,11 +59,23 @@ def compact(
         float,
         typer.Option("--delay-s", min=0.0, help="Seconds that an old segment stays, for those who read it."),
     ] = 3600.0,
-    max_calls: Annotated[int, typer.Option("--max-calls", min=1, help="Calls of a new segment.")] = 1024,
+    max_calls: Annotated[
+        int, typer.Option("--max-calls", min=1, help="Calls, token records or events of a new segment.")
+    ] = 1024,
+    forget_dropped_after_s: Annotated[
+        float | None,
+        typer.Option(
+            "--forget-dropped-after-s",
+            min=0.0,
+            help="Remove the markers of rollouts dropped so many seconds ago; no writer may come later than that.",
+        ),
+    ] = None,
     storage_options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put small segments together and drop retired calls. Every staging key stays valid.
+    """Put small segments together; drop retired calls, and token records of dropped rollouts.
+
+    Every staging key stays valid, and every snapshot as it is. Sinks and readers may be at work.
 
     Old segments are removed by the first run after their delay; a run that was cut short is finished by the next.
     Exit code 1 if something had to be left as it is.
@@ -72,7 +84,7 @@ def compact(
     from gym_ray.cli.staging_view import print_compaction, print_json
     from gym_ray.token_id_capture.staging.parquet import CompactionRules, compact
 
-    rules = CompactionRules(max_calls=max_calls, delay_s=delay_s)
+    rules = CompactionRules(max_calls=max_calls, delay_s=delay_s, forget_dropped_after_s=forget_dropped_after_s)
     with _named(where):
         report = compact(open_place(where, storage_options), partition=partition, rules=rules)
     print_json(asdict(report)) if as_json else print_compaction(report)

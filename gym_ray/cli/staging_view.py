@@ -99,6 +99,10 @@ def print_compaction(report: CompactionReport) -> None:
         f"[bold]{len(report.moved)}[/] segments became [bold]{len(report.written)}[/]; "
         f"{report.dropped_calls} retired calls were dropped; {len(report.deleted)} old segments were removed"
     )
+    if report.dropped_rows:
+        console.print(f"{report.dropped_rows} token records and events of dropped or cleared rollouts were left out")
+    if report.forgotten:
+        console.print(f"{len(report.forgotten)} dropped rollouts were forgotten")
     if report.waiting:
         console.print(f"[dim]{len(report.waiting)} old segments wait for their delay; a later run removes them")
     for problem in report.problems:

@@ -15,8 +15,14 @@ from typer.testing import CliRunner
 from gym_ray.cli.app import app
 from gym_ray.errors import CaptureError, ForeignKeyError, InputError, SettingsError, StagedCallMissingError
 from gym_ray.testing.staged_rollout import StagedRollout
+from gym_ray.testing.token_source import call_entry
 from gym_ray.token_id_capture.staging import RolloutManifest, StagedCallRecord
-from gym_ray.token_id_capture.staging.parquet import ParquetStagingSink, ParquetStagingSource
+from gym_ray.token_id_capture.staging.parquet import (
+    ParquetStagingSink,
+    ParquetStagingSource,
+    ParquetTokenSink,
+    ParquetTokenSource,
+)
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -121,6 +127,23 @@ def test_compaction_says_what_it_did(tmp_path: Path) -> None:
     assert "3 old segments were removed" in run("compact", tmp_path, "--delay-s", 0)
     with ParquetStagingSource(tmp_path) as source:
         assert source.fetch_prefix_token_ids([keys["c1"], keys["c2"]]).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+async def test_compaction_frees_what_a_dropped_rollout_left(tmp_path: Path) -> None:
+    sink, source = ParquetTokenSink(tmp_path), ParquetTokenSource(tmp_path)
+    for rollout_id in ("kept", "dropped"):
+        await sink.put(call_entry("c0", [1, 2], [3], rollout_id=rollout_id))
+    snapshot = await source.freeze("dropped")
+    assert await source.drop("dropped", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    report = run_json("compact", tmp_path)
+    assert (report["dropped_rows"], len(report["written"]), len(report["waiting"])) == (1, 1, 2)
+    text = run("compact", tmp_path, "--delay-s", 0, "--forget-dropped-after-s", 0)
+    assert "2 old segments were removed" in text
+    assert "1 dropped rollouts were forgotten" in text
+    assert len((await source.freeze("kept")).entries) == 1
+    await sink.put(call_entry("c1", [1], [2], rollout_id="dropped"))
+    await sink.close()
+    await source.close()
 
 
 def test_what_compaction_leaves_ends_it_with_exit_code_1(tmp_path: Path) -> None:

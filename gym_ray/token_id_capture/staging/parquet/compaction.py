@@ -49,7 +49,9 @@ def compact(
 ) -> CompactionReport:
     """Finish what an earlier run began, put small segments together, and remove old ones whose delay is over.
 
-    Writers and readers may be at work, and even another run: then some calls may be there twice for a while.
+    Calls, token records and events alike: what was retired, dropped or cleared is left out. Writers and readers may be
+    at work, and even another run: then some calls may be there twice for a while, and of token segments only the later
+    run writes new ones.
 
     Args:
         store: The store.

@@ -4,7 +4,9 @@
 
     <root>/store.json                                   which store this is; created once, never replaced
     <root>/<partition>/<writer>/<seq:08>.<kind>.parquet a segment: whole or absent, its presence is the commit
+    <root>/<partition>/writers/<number>.json            who writes token segments, and how many when it is closed
     <root>/frozen/<rollout id>.json                     the rollout takes no new records
+    <root>/frozen/dropped/<rollout id>.json             the rollout was handed over: its rows are dead
     <root>/retired/<3 hex>/<32 hex>-<random>.json       calls of one rollout that were retired; begins with its hash
     <root>/moved/<partition>/<writer>-<seq>.json        where compaction put the rows of a segment
 

@@ -191,8 +191,10 @@ class _Run:
 
     def _remove(self, old: IndexedSegment, current: Sequence[IndexedSegment], all_: Sequence[IndexedSegment]) -> bool:
         """Remove a replaced segment if it is time and nothing is lost, and return whether it is gone."""
-        replaced_at = min(one.origins.written_at for one in _standing_for(old, all_) if one.origins is not None)
-        if self._now() - replaced_at < self._rules.delay_s:
+        times = [one.origins.written_at for one in _standing_for(old, all_) if one.origins is not None]
+        if not times:
+            return False  # another run is at work on what stands for it
+        if self._now() - min(times) < self._rules.delay_s:
             self._report.waiting.append(old.name)
             return False
         missing = {old.place(row) for row in range(len(old.keys))}

@@ -34,11 +34,15 @@ class DeadRows:
         dropped: Rollouts that were handed over.
         cleared: Rollout to the segments of its first commits that count no more.
         clearings: Where the rows lie that say so; they stay for ever, for a copy of what they clear may be anywhere.
+        dropped_keys: Keys of the first.
+        cleared_keys: The second by keys of the rollouts.
     """
 
     dropped: frozenset[str]
     cleared: Mapping[str, frozenset[str]]
     clearings: frozenset[Place]
+    dropped_keys: frozenset[int]
+    cleared_keys: Mapping[int, frozenset[str]]
 
     def holds(self, rollout_id: str, place: Place) -> bool:
         """Whether a row is dead."""
@@ -48,10 +52,7 @@ class DeadRows:
 
     def count(self, segment: IndexedSegment) -> int:
         """Return how many rows of a segment are dead, told from its footer."""
-        dropped = {rollout_key(rollout_id) for rollout_id in self.dropped}
-        cleared: dict[int, set[str]] = defaultdict(set)
-        for rollout_id, segments in self.cleared.items():
-            cleared[rollout_key(rollout_id)] |= segments
+        dropped, cleared = self.dropped_keys, self.cleared_keys
         rows = np.flatnonzero(np.isin(segment.keys, np.array([*dropped, *cleared], np.uint32))).tolist()
         places = [(int(segment.keys[row]), segment.place(row)) for row in rows]
         return sum(
@@ -87,8 +88,17 @@ def find_dead_rows(
     with ThreadPoolExecutor(max_parallel, thread_name_prefix="compaction") as pool:
         fences = list(pool.map(markers.fence, asked))
     dropped = [rollout_id for rollout_id, fence in zip(asked, fences, strict=True) if fence is not None and fence.done]
-    names = {rollout_id: frozenset(found) for rollout_id, found in cleared.items()}
-    return DeadRows(frozenset(dropped), names, frozenset(clearings)), problems
+    by_key: dict[int, set[str]] = defaultdict(set)
+    for rollout_id, found in cleared.items():
+        by_key[rollout_key(rollout_id)] |= found
+    dead = DeadRows(
+        frozenset(dropped),
+        {rollout_id: frozenset(found) for rollout_id, found in cleared.items()},
+        frozenset(clearings),
+        frozenset(map(rollout_key, dropped)),
+        {key: frozenset(found) for key, found in by_key.items()},
+    )
+    return dead, problems
 
 
 def groups_to_join(
