@@ -63,7 +63,7 @@ def decode_call(data: bytes) -> tuple[StagedCallRecord, list[PreparedAttachment]
         snapshot = call_snapshot_of(table, 0)
         stored = attachments_of(table, 0)
         prepared = None if stored is None else [_prepared(one, table.column("media_data")) for one in stored]
-    except (ValueError, IndexError, TypeError, OSError, pa.ArrowException) as error:
+    except (ValueError, IndexError, TypeError, OSError, OverflowError, pa.ArrowException) as error:
         raise DamagedRecordError(f"{_WHERE} cannot be read: {error}") from error
     return StagedCallRecord.trusted(**_trusted_members(snapshot)), prepared
 

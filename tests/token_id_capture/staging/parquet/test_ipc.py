@@ -85,3 +85,11 @@ def test_another_stream_is_refused() -> None:
         stream.write_table(table)
     with pytest.raises(DamagedRecordError, match="no segment of a staging store"):
         decode_call(out.getvalue().to_pybytes())
+
+
+@pytest.mark.parametrize("nbytes", [0, 2001, 2003, 2**31, 2**62, 2**63, 2**64 - 1])
+def test_a_wrong_size_of_an_attachment_is_found(nbytes: int) -> None:
+    data = encode_call(numbered_call(1), {"x": np.arange(1001, dtype=np.uint16)})
+    said, wrong = (2002).to_bytes(8, "little"), nbytes.to_bytes(8, "little")
+    with pytest.raises(DamagedRecordError, match="the encoded call cannot be read"):
+        decode_call(data.replace(said, wrong, 1))  # the second is that of a buffer
