@@ -290,7 +290,11 @@ class MortalStore(PosixStore):
 
 async def test_a_crash_at_any_step_changes_nothing_and_the_next_run_completes(tmp_path: Path) -> None:
     start = tmp_path / "before"
-    await filled(start, rollouts=3, calls=1)
+    sink = ParquetTokenSink(start)
+    for rollout_id in ("r0", "r1", "r2"):
+        await sink.put(call_entry("c0", [1], [2], rollout_id=rollout_id))
+        await sink.mark_incomplete(rollout_id, "lost")
+    await sink.close()
     await dropped(start, "r1")
     source = ParquetTokenSource(start)
     await asyncio.to_thread(source.delete, "r2")
