@@ -92,3 +92,11 @@ def test_full_segments_keep_footer_and_row_group_small(tokens: int) -> None:
     groups = list(row_group_sizes([tokens] * calls))
     token_bytes = max(groups) * tokens * 6
     assert len(groups) * FOOTER_BYTES_PER_ROW_GROUP + token_bytes <= 512 * 1024
+
+
+def test_compaction_leaves_alone_what_already_has_many_row_groups(tmp_path: Path) -> None:
+    (large,) = stage(tmp_path, range(1), lambda at: {"pixels": np.full(20 * MIB, at, np.uint8)})
+    small = [key for first in (1, 2) for key in stage(tmp_path, range(first, first + 1), lambda at: {})]
+    report = compact(PosixStore(tmp_path), rules=CompactionRules(delay_s=0.0, max_row_groups=8))
+    assert set(report.moved) == {str(parse_key(key).segment) for key in small}
+    check_fetch(tmp_path, [large])

@@ -20,6 +20,7 @@ from gym_ray.token_id_capture.staging.parquet.committer import SegmentStream
 from gym_ray.token_id_capture.staging.parquet.layout import SegmentName
 from gym_ray.token_id_capture.staging.parquet.schema import CALLS_SCHEMA
 from gym_ray.token_id_capture.staging.parquet.segment_cache import SegmentCache
+from gym_ray.token_id_capture.staging.parquet.segment_footer import read_footer
 from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 
 NAME = SegmentName("default", "0123456789abcdef0123", 0, "calls")
@@ -75,6 +76,17 @@ def test_a_footer_longer_than_the_first_read(tmp_path: Path) -> None:
     assert reader.row_groups == 100
     assert reader.weight > 160 * 1024
     assert reader.read(99, ["rollout_id"], CALLS_SCHEMA)["rollout_id"].to_pylist()[-1] == "r1599"
+
+
+def test_a_footer_is_found_wherever_the_first_read_begins(tmp_path: Path) -> None:
+    store = write(tmp_path, 3)
+    data = store.read(str(NAME))
+    end = int.from_bytes(data[-8:-4], "little") + 20
+    for tail_bytes in (8, 9, 100, *range(end - 14, end + 3), len(data), len(data) + 1):
+        footer = read_footer(store, str(NAME), tail_bytes)
+        assert footer.metadata.num_rows == 3
+        assert footer.size == len(data)
+        assert data.endswith(footer.tail)
 
 
 def test_a_flipped_bit_of_any_byte_of_a_footer_is_said_and_never_ends_the_process(tmp_path: Path) -> None:
