@@ -125,6 +125,8 @@ def main() -> None:
     parser.add_argument("ledger", type=Path, help="directory of the ledger")
     parser.add_argument("--rollouts", type=int, default=4)
     args = parser.parse_args()
+    if any(args.ledger.glob("*.lineage.jsonl")):
+        parser.error(f"{args.ledger} holds a ledger of the same rollouts; name another directory")
     asyncio.run(run(args.where, args.ledger.absolute(), args.rollouts))
 
 
