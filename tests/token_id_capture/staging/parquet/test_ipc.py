@@ -93,3 +93,17 @@ def test_a_wrong_size_of_an_attachment_is_found(nbytes: int) -> None:
     said, wrong = (2002).to_bytes(8, "little"), nbytes.to_bytes(8, "little")
     with pytest.raises(DamagedRecordError, match="the encoded call cannot be read"):
         decode_call(data.replace(said, wrong, 1))  # the second is that of a buffer
+
+
+def test_no_number_that_became_huge_is_more_than_an_error() -> None:
+    data = bytearray(encode_call(numbered_call(1), {"x": np.arange(30), "l": [b"1"]}))
+    whole = 0
+    for at in range(7, len(data), 8):
+        data[at] ^= 0x80
+        try:
+            decode_call(bytes(data))
+            whole += 1
+        except DamagedRecordError:
+            pass
+        data[at] ^= 0x80
+    assert 0 < whole < len(data) // 8

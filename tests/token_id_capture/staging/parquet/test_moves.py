@@ -1,0 +1,41 @@
+"""A note that is not the one of the segment leads nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym_ray.storage.posix import PosixStore
+from gym_ray.token_id_capture.staging.parquet.layout import SegmentName, new_writer
+from gym_ray.token_id_capture.staging.parquet.moves import MoveNote, Moves, encode_note, note_name
+
+OLD, OTHER, NEW = (str(SegmentName("p", new_writer(), 0, "calls")) for _ in range(3))
+NOTE = MoveNote(1.5, NEW, {(0, 0): (1, 2), (0, 1): None})
+
+
+def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.create(note_name(OLD), encode_note(OLD, NOTE))
+    assert Moves(store).note_of(OLD) == NOTE
+    assert Moves(store).note_of(OTHER) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode_note(OTHER, NOTE),
+        encode_note(OLD, NOTE).replace(b'"version":1', b'"version":2'),
+        encode_note(OLD, MoveNote(1.5, "p/q", {})),
+        encode_note(OLD, NOTE)[:-5],
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+    ],
+)
+def test_a_note_of_another_segment_or_a_damaged_one_is_named(tmp_path: Path, data: bytes) -> None:
+    store = PosixStore(tmp_path)
+    store.create(note_name(OLD), data)
+    with pytest.raises(ValueError, match=f"{note_name(OLD)} is damaged"):
+        Moves(store).note_of(OLD)
