@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
@@ -32,7 +33,8 @@ from gym_ray.token_id_capture.staging import (
 from gym_ray.token_id_capture.staging.parquet import ParquetStagingSource
 
 LEDGER = ".lineage.jsonl"
-COLUMNS = ["rollout_id", "model_call_id", "parent_call_id", "cum_len", "token_ids", "token_mask", "log_probs"]
+COLUMNS = ["row_kind", "rollout_id", "model_call_id", "parent_call_id", "cum_len"]
+COLUMNS += ["token_ids", "token_ids_wide", "token_mask", "log_probs"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def records_of(path: Path | None) -> dict[str, dict[str, Any]]:
 def proved_rows(
     where: str, manifests: list[RolloutManifest], records: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[Row, float | None, dict[str, Any]]]:
-    """Yield the rows of rollouts that can be trained on, each with its reward and its media."""
+    """Yield the rows of rollouts that can be trained on, each with its reward and its media as ``call.name``."""
     with ParquetStagingSource(where) as source:
         for manifest in manifests:
             record = records.get(manifest.rollout_id, {})
@@ -76,10 +78,16 @@ def proved_rows(
                 print(f"{manifest.rollout_id}: nothing to learn from ({receipt.failure_reason})")
                 continue
             keys = {row.model_call_id: row.staging_key for row in receipt.manifest}
-            row = verify_and_linearize(receipt, source.fetch(list(keys.values())))
+            try:
+                row = verify_and_linearize(receipt, source.fetch(list(keys.values())))
+            except (KeyError, ValueError) as error:  # calls that are gone or damaged, or do not make up a row
+                print(f"{manifest.rollout_id}: nothing to learn from ({error})")
+                continue
             media: dict[str, Any] = {}
-            for call_id in row.model_call_ids:
-                media |= {name: one.read() for name, one in source.fetch_attachments(keys[call_id]).items()}
+            for number, call_id in enumerate(row.model_call_ids):
+                for name, kept in source.fetch_attachments(keys[call_id]).items():
+                    views = kept if isinstance(kept, list) else [kept]
+                    media |= {f"{number}.{name}[{at}]": view.read() for at, view in enumerate(views)}
             ids, mask = np.asarray(row.token_ids), np.asarray(row.token_mask, np.bool_)
             yield Row(row.rollout_id, ids, mask, np.asarray(row.logprobs, np.float32)), receipt.reward, media
 
@@ -91,18 +99,25 @@ def row_of_calls(calls: pa.Table) -> Row:
     chain = [call]
     while chain[0]["parent_call_id"] is not None:
         chain.insert(0, by_id[chain[0]["parent_call_id"]])
+    wide = any(one["token_ids"] is None for one in chain)  # a call with an id beyond 31 bits has its ids there
+    ids = [one["token_ids_wide"] if one["token_ids"] is None else one["token_ids"] for one in chain]
     return Row(
         call["rollout_id"],
-        np.concatenate([np.array(one["token_ids"], np.int64) for one in chain]),
+        np.concatenate([np.array(part, np.uint64 if wide else np.int64) for part in ids]),
         np.concatenate([np.array(one["token_mask"], np.bool_) for one in chain]),
         np.concatenate([np.array(one["log_probs"], np.float32) for one in chain]),
     )
 
 
+def calls_alone(rows: pa.Table) -> pa.Table:
+    """Leave out the rows that hold media; they stand behind the calls of their file."""
+    return rows.filter(pc.equal(rows["row_kind"], "call"))
+
+
 def rows_by_pyarrow(files: list[str]) -> Iterator[Row]:
-    calls = ds.dataset(files, format="parquet").to_table(COLUMNS, filter=ds.field("row_kind") == "call")
+    calls = calls_alone(ds.dataset(files, format="parquet").to_table(COLUMNS))
     for rollout_id in sorted(set(calls["rollout_id"].to_pylist())):
-        yield row_of_calls(calls.filter(pa.compute.equal(calls["rollout_id"], rollout_id)))
+        yield row_of_calls(calls.filter(pc.equal(calls["rollout_id"], rollout_id)))
 
 
 def rows_by_ray(files: list[str]) -> Iterator[Row]:
@@ -112,7 +127,7 @@ def rows_by_ray(files: list[str]) -> Iterator[Row]:
         row = row_of_calls(calls)
         return {name: [getattr(row, name)] for name in Row.__dataclass_fields__}
 
-    calls = ray.data.read_parquet(files, columns=COLUMNS)
+    calls = ray.data.read_parquet(files, columns=COLUMNS).map_batches(calls_alone, batch_format="pyarrow")
     by_rollout = calls.groupby("rollout_id", num_partitions=4)
     rows = by_rollout.map_groups(joined, batch_format="pyarrow").take_all()
     for row in sorted(rows, key=lambda one: one["rollout_id"]):
@@ -127,11 +142,15 @@ def said_of(row: Row) -> str:
     )
 
 
+def shown(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
 def print_proved(where: str, ledger: Path, records: Path | None) -> None:
     ids = [path.name.removesuffix(LEDGER) for path in sorted(ledger.glob(f"*{LEDGER}"))]
     manifests = asyncio.run(manifests_of(ledger, ids))
     for row, reward, media in proved_rows(where, manifests, records_of(records)):
-        pictures = "".join(f"; {name}: {value.dtype}{list(value.shape)}" for name, value in media.items())
+        pictures = "".join(f"; {name}: {shown(value)}" for name, value in media.items())
         print(f"{said_of(row)}, reward {reward}{pictures}")
 
 
