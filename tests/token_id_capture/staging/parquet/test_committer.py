@@ -271,3 +271,14 @@ def test_a_writer_that_was_only_made_before_a_fork_gets_a_name_of_its_own(
 def test_a_partition_must_have_a_possible_name(make: Make) -> None:
     with pytest.raises(ValueError, match="cannot be a staging partition"):
         make(partition="a/b")
+
+
+def test_an_item_that_is_being_written_takes_room_although_nobody_waits_for_it(store: WatchedStore, make: Make) -> None:
+    gate, committer = Gate(store), make()
+    ticket = committer.submit(Item("slow", 10))
+    assert gate.reached.wait(WAIT_S)
+    with pytest.raises(StorageTimeoutError):
+        ticket.wait(0.0)
+    assert committer.stats().pending_bytes == 10
+    gate.open.set()
+    assert lines(store, ticket.wait(WAIT_S)) == ["slow"]
