@@ -153,7 +153,7 @@ def hash_call(
         mode: As above.
         weight_version: As above.
         prefix: All tokens before the delta: ``uint32[prev_len]`` or ``uint64[prev_len]``, empty for a root.
-        delta: The columns of the call.
+        delta: The columns of the call, made of checked values: they are not looked at once more.
         extras_digest: Digest of the extras.
         parent_chain_hash: The parent's chain hash, None for a root.
 
@@ -161,7 +161,7 @@ def hash_call(
         TypeError: As :func:`compute_staging_digest`.
         ValueError: As :func:`compute_staging_digest`.
     """
-    columns = _Columns.checked(delta.token_ids, delta.token_mask, delta.log_probs)
+    columns = _Columns.of(delta)
     ids, prev_len = columns.ids, prefix.size
     head = _head(
         rollout_id, model_call_id, parent_call_id, mode, (prev_len, ids.size, prev_len + ids.size, weight_version)
@@ -205,6 +205,13 @@ class _Columns:
                 f"generation_log_probs_delta: {probs[at]} at index {at} belongs to a token that was not generated"
             )
         return cls(packed, carried, narrow)
+
+    @classmethod
+    def of(cls, delta: PackedDelta) -> _Columns:
+        """Return the columns of a delta, which are right."""
+        probs = delta.log_probs
+        narrow = probs if probs.dtype == np.float32 else float32_values(probs, "generation_log_probs_delta")
+        return cls(delta.token_ids, delta.token_mask, narrow)
 
     def require_length(self, delta_len: int) -> None:
         if delta_len != self.ids.size:

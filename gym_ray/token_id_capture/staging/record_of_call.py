@@ -151,6 +151,9 @@ def _behind(values: object, prefix: TokenArray) -> NDArray[Any] | None:
 
 
 def _ids(values: object, what: str) -> TokenArray:
+    """Return token ids, checked; an array of the right type itself: the delta is a copy, and the rest only compared."""
+    if type(values) is np.ndarray and values.dtype == np.uint32 and values.ndim == 1:
+        return values
     if not isinstance(values, _BUFFERS):
         raise TypeError(f"{what}: a list or an array is needed, not {type(values).__name__}")
     if isinstance(values, np.ndarray) and values.dtype.kind not in "iu":

@@ -115,7 +115,7 @@ class CaptureAdmission(StagingRecord):
     parent_call_id: Identifier | None = None
     prev_len: NonNegInt = 0
     mode: CallMode
-    required_prefix_token_ids: IdColumn = _NO_IDS
+    required_prefix_token_ids: IdColumn = Field(default_factory=lambda: _NO_IDS)  # any other default is copied deeply
     staging_chain: list[Identifier] = Field(default_factory=list)
     parent_chain_hash: DigestHex | None = None
 

@@ -89,7 +89,8 @@ class SegmentCommitter(Generic[ItemT]):
         self._closed = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._untold: _Outcome[ItemT] | None = None  # of the thread alone
+        self._untold: _Outcome[ItemT] | None = None  # of the thread alone, as the next
+        self._telling: Batch[ItemT] | None = None
         self._next_seq = 0
         self._pending_bytes = 0
         self._segments = self._items = self._failed_segments = self._failed_items = self._orphans = 0
@@ -227,16 +228,28 @@ class SegmentCommitter(Generic[ItemT]):
         except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong is told to those whose items these were
             batch.error = error
             _log.error("%s: a segment of %d calls could not be written: %s", self.place, len(tickets), error)
-        self._tell()
+        self._tell_all()
         self._untold = _Outcome(batch, tickets, places)
         if not self._waiting:
-            self._tell()
+            self._tell_all()
 
     def _tell(self) -> None:
-        """Wake those whose outcome is known; at the latest when the next segment has one, too."""
+        """Wake the first of those whose outcome is known, and each of them wakes the next.
+
+        All at once would take turns for the interpreter, and each of them ask for it again and again.
+        """
         untold, self._untold = self._untold, None
         if untold is not None:
             self._finish(untold)
+            self._telling = untold.batch
+            untold.batch.tell_next()
+
+    def _tell_all(self) -> None:
+        """Wake those who were not woken yet: one of the callers who should have done it may be gone."""
+        self._tell()
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.tell_all()
 
     def _publish(self, items: list[ItemT]) -> Sequence[RowPlace]:
         name = SegmentName(self.partition, self.writer, self._next_seq, self.kind)
@@ -264,12 +277,13 @@ class SegmentCommitter(Generic[ItemT]):
                 self._segments += 1
                 self._items += len(rows)
                 self._orphans += sum(not ticket.wanted for ticket in rows)
+            batch.untold.extend(batch.tickets)
+            batch.tickets = []
+            for ticket in batch.untold:
+                ticket.settle(rows.get(ticket))
             batch.done = True
-            tickets, batch.tickets = batch.tickets, []
             self._pending_bytes -= batch.nbytes
             self._room.notify_all()
-        for ticket in tickets:
-            ticket.settle(rows.get(ticket))
 
     def _give_up(self, ticket: Ticket[ItemT]) -> bool:
         """Wait no more for a ticket; whether there is no outcome, also not by now."""

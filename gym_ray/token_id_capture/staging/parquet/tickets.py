@@ -6,7 +6,9 @@ A ticket is one item on its way. Tickets of one batch share its outcome; each of
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -102,6 +104,7 @@ class Batch(Generic[ItemT]):
         taken: It is being written or was.
         done: It is known what became of it.
         error: Why it was not written.
+        untold: Tickets with an outcome that nobody was told yet, in order.
     """
 
     tickets: list[Ticket[ItemT]] = field(default_factory=list)
@@ -109,6 +112,17 @@ class Batch(Generic[ItemT]):
     taken: bool = False
     done: bool = False
     error: Exception | None = None
+    untold: deque[Ticket[ItemT]] = field(default_factory=deque)
+
+    def tell_next(self) -> None:
+        """Wake whoever waits for the next ticket, if one is left; they wake the one after."""
+        with suppress(IndexError):
+            self.untold.popleft().tell()
+
+    def tell_all(self) -> None:
+        """Wake everybody who waits yet."""
+        while self.untold:
+            self.tell_next()
 
 
 class Ticket(Generic[ItemT]):
@@ -158,11 +172,9 @@ class Ticket(Generic[ItemT]):
         """
         if self._outcome.acquire(timeout=timeout_s):
             self._outcome.release()  # for whoever asks next
+            self.batch.tell_next()
         elif self._give_up(self):
             raise StorageTimeoutError(f"not durable at {self._place} within {timeout_s:g} s")
-        else:
-            with self._outcome:  # known by now; about to be said
-                pass
         if self._row is not None:
             return self._row
         error = self.batch.error
@@ -171,6 +183,9 @@ class Ticket(Generic[ItemT]):
         raise StorageError(str(error)) from error
 
     def settle(self, row: RowPlace | None) -> None:
-        """Say where the item is, if it was written; its batch knows why not. Called once."""
+        """Take where the item is, if it was written; its batch knows why not. Called once, before the batch is done."""
         self._row, self.item = row, None
+
+    def tell(self) -> None:
+        """Wake whoever waits. Called once, after :meth:`settle`."""
         self._outcome.release()
