@@ -115,9 +115,13 @@ class Batch(Generic[ItemT]):
     untold: deque[Ticket[ItemT]] = field(default_factory=deque)
 
     def tell_next(self) -> None:
-        """Wake whoever waits for the next ticket, if one is left; they wake the one after."""
+        """Wake whoever waits for the next ticket, if one is left; they wake the one after.
+
+        Who gave up wakes nobody, and is passed over. May be called by several threads at once.
+        """
         with suppress(IndexError):
-            self.untold.popleft().tell()
+            while not self.untold.popleft().tell():
+                pass
 
     def tell_all(self) -> None:
         """Wake everybody who waits yet."""
@@ -172,9 +176,9 @@ class Ticket(Generic[ItemT]):
         """
         if self._outcome.acquire(timeout=timeout_s):
             self._outcome.release()  # for whoever asks next
-            self.batch.tell_next()
         elif self._give_up(self):
             raise StorageTimeoutError(f"not durable at {self._place} within {timeout_s:g} s")
+        self.batch.tell_next()
         if self._row is not None:
             return self._row
         error = self.batch.error
@@ -186,6 +190,7 @@ class Ticket(Generic[ItemT]):
         """Take where the item is, if it was written; its batch knows why not. Called once, before the batch is done."""
         self._row, self.item = row, None
 
-    def tell(self) -> None:
-        """Wake whoever waits. Called once, after :meth:`settle`."""
+    def tell(self) -> bool:
+        """Wake whoever waits; return whether somebody does. Called once, after :meth:`settle`."""
         self._outcome.release()
+        return self.wanted

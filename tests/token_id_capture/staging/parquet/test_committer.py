@@ -12,7 +12,7 @@ import pytest
 from gym_ray.errors import StorageError, StorageTimeoutError
 from gym_ray.storage.posix import PosixStore
 from gym_ray.testing.watched_store import WatchedStore
-from gym_ray.token_id_capture.staging.parquet.committer import RowPlace, SegmentCommitter, SegmentStream
+from gym_ray.token_id_capture.staging.parquet.committer import RowPlace, SegmentCommitter, SegmentStream, Ticket
 
 WAIT_S = 20.0
 
@@ -236,6 +236,67 @@ def test_everybody_is_told_when_many_wait(make: Make) -> None:
         places = list(pool.map(lambda number: committer.commit(Item(str(number))), range(640)))
     assert len({(place.seq, place.row) for place in places}) == 640
     assert committer.stats().items == 640
+
+
+class Held:
+    """Writes lines; holds the committer in the middle of a segment that begins with a certain item."""
+
+    def __init__(self, *texts: str) -> None:
+        self.reached = {text: threading.Event() for text in texts}
+        self.open = {text: threading.Event() for text in texts}
+
+    def __call__(self, stream: SegmentStream, items: list[Item]) -> list[RowPlace]:
+        places = write_lines(stream, items)
+        if items[0].text in self.open:
+            self.reached[items[0].text].set()
+            assert self.open[items[0].text].wait(WAIT_S)
+        return places
+
+
+def told_while_the_next_is_written(make: Make, held: Held, *withdrawn: int) -> list[Ticket[Item]]:
+    """Return four tickets of one segment, of which the first is told; the segment after it is held."""
+    committer = make(write=held)
+    committer.submit(Item("first"))
+    assert held.reached["first"].wait(WAIT_S)
+    tickets = [committer.submit(Item(text)) for text in "abcd"]
+    for number in withdrawn:
+        with pytest.raises(StorageTimeoutError):
+            tickets[number].wait(0)
+    held.open["first"].set()
+    assert held.reached["a"].wait(WAIT_S)
+    committer.submit(Item("next"))
+    held.open["a"].set()
+    assert held.reached["next"].wait(WAIT_S)
+    return tickets
+
+
+def test_callers_wake_each_other_past_those_who_gave_up(make: Make) -> None:
+    held = Held("first", "a", "next")
+    tickets = told_while_the_next_is_written(make, held, 1, 2)
+    batch = tickets[0].batch
+    assert list(batch.untold) == tickets[1:]
+    assert tickets[0].wait(WAIT_S).row == 0
+    assert not batch.untold
+    assert tickets[3].wait(WAIT_S).row == 1
+    held.open["next"].set()
+
+
+def test_a_caller_that_never_asks_keeps_nobody_waiting_beyond_the_next_segment(make: Make) -> None:
+    held = Held("first", "a", "next")
+    *_, last = told_while_the_next_is_written(make, held)
+    with ThreadPoolExecutor(1) as pool:
+        place = pool.submit(last.wait, 10 * WAIT_S)
+        held.open["next"].set()
+        assert place.result(WAIT_S).row == 3
+    assert not last.batch.untold
+
+
+def test_a_caller_whose_time_is_over_gets_the_outcome_that_is_known_and_wakes_the_next(make: Make) -> None:
+    held = Held("first", "a", "next")
+    tickets = told_while_the_next_is_written(make, held)
+    assert tickets[3].wait(0).row == 3
+    assert list(tickets[0].batch.untold) == tickets[2:]
+    held.open["next"].set()
 
 
 def test_no_thread_before_the_first_item_and_none_after_the_end(make: Make) -> None:
