@@ -7,11 +7,13 @@ import asyncio
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
-from gym_ray.inference_worker.app import WeightVersion, build_worker_app
+from gym_ray.inference_worker.app import build_worker_app
 from gym_ray.inference_worker.prefixes import StagedPrefixes
 from gym_ray.inference_worker.staging_engine import StagingEngine
+from gym_ray.inference_worker.weights import WeightVersion
 from gym_ray.model_server.engines import build_engine
 from gym_ray.settings import ServerSettings, StagingSettings
+from gym_ray.storage.opening import open_store
 from gym_ray.token_id_capture.staging import AsyncRolloutTokenCapture, RolloutTokenCapture
 from gym_ray.token_id_capture.staging.parquet import ParquetStagingSink, ParquetStagingSource
 
@@ -50,8 +52,8 @@ class InferenceWorkerHost(HttpHost):
 
     async def _open(self) -> ASGIApp:
         engine = build_engine(self._settings, local_engine_url=self._engine_url)
-        weights = WeightVersion()
         where, options = self._staging.where, self._staging.storage_options
+        weights = await asyncio.to_thread(WeightVersion.kept_in, open_store(where, storage_options=options), self._name)
         self._sink = await asyncio.to_thread(
             ParquetStagingSink,
             where,

@@ -20,7 +20,7 @@ from gym_ray.model_server.heavy_bodies import body_work
 from gym_ray.settings import ModelOptions, RunSettings, own_secrets
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.config import build_external_staging, build_token_capture
-from gym_ray.token_id_capture.external_staging import ExternalStaging
+from gym_ray.token_id_capture.external_staging import ExternalStaging, HostedWorker
 
 __all__ = ["ModelServerHost"]
 
@@ -129,6 +129,7 @@ class ModelServerHost(HttpHost):
             control_token=self._control_token,
             timeout_s=settings.capture_timeout_s,
             workers=self._replicas(),
+            hosted=None if self._worker_url is None else HostedWorker(self._worker_url, self._run_token),
         )
 
     def _replicas(self) -> int:

@@ -6,7 +6,7 @@ Nothing of a call is recorded here but its tokens: the model server in front rec
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -15,26 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gym_ray.errors import StorageError
 from gym_ray.inference_worker.staging_engine import StagingEngine
+from gym_ray.inference_worker.weights import WeightVersion
 from gym_ray.model_server.app import AppOptions, build_app
 from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH
 
-__all__ = ["WeightVersion", "build_worker_app"]
-
-
-class WeightVersion:
-    """The version of the weights that the engine serves; what calls are stamped with when they are admitted.
-
-    Args:
-        version: The first version, 0 or more.
-    """
-
-    def __init__(self, version: int = 0) -> None:
-        self.version = version
-
-    def __call__(self) -> int:
-        """Return the version."""
-        return self.version
+__all__ = ["build_worker_app"]
 
 
 class _Said(BaseModel):
@@ -55,7 +42,8 @@ def build_worker_app(
 
     Args:
         engine: What answers, started.
-        weights: Told by ``POST /ng-token-capture/weight-version {"version": int}`` which weights serve from now on.
+        weights: Told by ``POST /ng-token-capture/weight-version {"version": int}`` which weights serve from now on; the
+            answer comes when that is durable.
         name: Name of the worker, for messages.
         api_key: What callers must send as their API key; None accepts everybody.
         options: How the server behaves.
@@ -65,7 +53,7 @@ def build_worker_app(
     return app
 
 
-def _weight_version(weights: WeightVersion, api_key: str | None) -> Callable[[Request], object]:
+def _weight_version(weights: WeightVersion, api_key: str | None) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         sent = request.headers.get("authorization", "").encode()
         if api_key is not None and not hmac.compare_digest(sent, f"Bearer {api_key}".encode()):
@@ -75,7 +63,11 @@ def _weight_version(weights: WeightVersion, api_key: str | None) -> Callable[[Re
         except ValidationError as error:
             message = f'a body of {{"version": whole number of 0 or more}} is needed: {error}'
             return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": 422}}, 422)
-        before, weights.version = weights.version, said.version
+        try:
+            before = await weights.say(said.version)
+        except StorageError as error:
+            message = f"the version could not be kept, and calls are stamped with {weights()} as before: {error}"
+            return JSONResponse({"error": {"message": message, "type": "server_error", "code": 503}}, 503)
         return JSONResponse({"version": said.version, "previous": before})
 
     return endpoint

@@ -20,7 +20,7 @@ from gym_ray.errors import StagedPrefixError
 from gym_ray.token_id_capture.staging.digests import compute_chain_hash
 from gym_ray.token_id_capture.staging.protocols import StagingSource
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, StagedCallBaseSnapshot
-from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens, pack_token_ids
+from gym_ray.token_id_capture.token_arrays import TokenArray, join_tokens
 
 __all__ = ["StagedPrefix", "StagedPrefixes"]
 
@@ -118,10 +118,13 @@ class StagedPrefixes:
 
 
 def _of_inline_ids(admission: CaptureAdmission) -> StagedPrefix:
-    """Trust the ids that the admission itself holds: their number is its length, and its hash was checked there."""
-    ids = pack_token_ids(np.asarray(admission.required_prefix_token_ids))
+    """Return the ids that the admission itself holds: nothing is stored that could prove more of them than their number.
+
+    Nothing tells either how many of them the parent generated.
+    """
+    ids: TokenArray = admission.required_prefix_token_ids.array
     parent, chain_hash = admission.parent_call_id, admission.parent_chain_hash
-    return StagedPrefix(admission.rollout_id, parent or "", chain_hash or "", ids, 0)
+    return StagedPrefix(admission.rollout_id, parent or "", chain_hash or "", ids, generated=0)
 
 
 def _follow(

@@ -50,7 +50,11 @@ from gym_ray.model_server.heavy_bodies import is_heavy, parse_heavy
 from gym_ray.model_server.replayed import CallFailedError
 from gym_ray.model_server.token_calls import TokenCall, TokenCalls
 from gym_ray.model_server.token_forwarding import TokenForwarding
-from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH, weight_version_endpoint
+from gym_ray.model_server.weight_version import (
+    WEIGHT_VERSION_PATH,
+    forwarded_weight_version,
+    weight_version_endpoint,
+)
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.external_staging import ExternalStaging
 
@@ -123,6 +127,9 @@ def build_app(
         routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token, tokens), methods=["POST"]))
     if external is not None:
         routes += control_routes(external.ledger, external.control_token)
+        if external.worker is not None:
+            forwarded = forwarded_weight_version(external.worker, service.check_token)
+            routes.append(Route(WEIGHT_VERSION_PATH, forwarded, methods=["POST"]))
     if tokens is not None:
         endpoint = weight_version_endpoint(tokens, service.check_token)
         routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))

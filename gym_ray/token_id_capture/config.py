@@ -19,7 +19,7 @@ from gym_ray.settings.token_capture import (
     check_token_capture,
 )
 from gym_ray.token_id_capture.call_capture import TokenCapture
-from gym_ray.token_id_capture.external_staging import LEDGER_METHODS, ExternalStaging
+from gym_ray.token_id_capture.external_staging import LEDGER_METHODS, ExternalStaging, HostedWorker
 from gym_ray.token_id_capture.kept_failures import FailureKeepingLedger
 from gym_ray.token_id_capture.lineage import LineageResolver
 from gym_ray.token_id_capture.plug_ins import LINEAGE_METHODS, SINK_METHODS, SOURCE_METHODS, load_plug_in
@@ -170,6 +170,7 @@ def build_external_staging(
     control_token: str | None,
     timeout_s: float = _TIMEOUT_S,
     workers: int = 1,
+    hosted: HostedWorker | None = None,
 ) -> ExternalStaging | None:
     """Make what a model server needs when its workers keep the tokens (C240); None when they do not.
 
@@ -181,6 +182,7 @@ def build_external_staging(
         control_token: What :func:`control_auth_token` found where the run was started.
         timeout_s: Longest that the ledger may take for one call.
         workers: Processes that serve the same model, this one included.
+        hosted: The worker, where the run hosts it.
 
     Raises:
         SettingsError: There is no token, or the ledger cannot be what it has to be.
@@ -194,7 +196,7 @@ def build_external_staging(
     ledger = build_ledger(config, capture_dir)
     _check_workers(ledger, workers)
     kept = FailureKeepingLedger(ledger, timeout_s=timeout_s)
-    return ExternalStaging(kept, config.external_staging_backend, control_token)
+    return ExternalStaging(kept, config.external_staging_backend, control_token, worker=hosted)
 
 
 def build_token_source(config: TokenIdCaptureConfig, capture_dir: Path | None) -> TokenSource | None:

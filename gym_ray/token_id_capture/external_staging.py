@@ -10,12 +10,20 @@ from typing import Final, Literal, TypeAlias
 
 from gym_ray.token_id_capture.staging.ledger.protocol import CaptureLedger
 
-__all__ = ["COMMITTED", "LEDGER_METHODS", "NOT_ADMITTED", "ExternalStaging", "StagedCallCounts", "WorkerBackend"]
+__all__ = [
+    "COMMITTED",
+    "LEDGER_METHODS",
+    "NOT_ADMITTED",
+    "ExternalStaging",
+    "HostedWorker",
+    "StagedCallCounts",
+    "WorkerBackend",
+]
 
 WorkerBackend: TypeAlias = Literal["vllm_worker", "megatron_worker"]
 """How a worker is told of an admission (C244, C245)."""
 
-LEDGER_METHODS = (
+LEDGER_METHODS: Final = (
     "resolve",
     "record",
     "record_failure",
@@ -28,8 +36,6 @@ LEDGER_METHODS = (
     "close",
 )
 """What a ledger of the user's own must be able to do (C200)."""
-
-
 COMMITTED: Final = "committed"
 """Outcome of a call whose row is in the ledger; any other outcome is the reason why it has none."""
 NOT_ADMITTED: Final = "not_admitted"
@@ -52,6 +58,19 @@ class StagedCallCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class HostedWorker:
+    """The worker that a run hosts for one of its model servers.
+
+    Attributes:
+        url: Root URL.
+        api_key: What it wants to be sent.
+    """
+
+    url: str
+    api_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalStaging:
     """The parts of external staging in one process; who built them closes them.
 
@@ -60,12 +79,14 @@ class ExternalStaging:
         backend: What the workers are.
         control_token: Bearer of the control routes; never shown (C220).
         counts: How calls ended.
+        worker: The worker, where the run hosts it: trainers reach it through its model server.
     """
 
     ledger: CaptureLedger
     backend: WorkerBackend
     control_token: str = field(repr=False)
     counts: StagedCallCounts = field(default_factory=StagedCallCounts)
+    worker: HostedWorker | None = None
 
     async def aclose(self) -> None:
         """Close the ledger; failures that it could not keep until now are tried once more.

@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse
 
 from gym_ray.dialects import CHAT, RESPONSES
 from gym_ray.errors import EngineError
-from gym_ray.inference_worker.app import WeightVersion, build_worker_app
+from gym_ray.inference_worker.app import build_worker_app
 from gym_ray.inference_worker.prefixes import StagedPrefixes
 from gym_ray.inference_worker.staging_engine import StagingEngine
+from gym_ray.inference_worker.weights import WeightVersion
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.testing.fake_engine import FakeEngine

@@ -18,9 +18,10 @@ import pytest
 
 from gym_ray.dialects import CHAT, DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
-from gym_ray.inference_worker.app import WeightVersion, build_worker_app
+from gym_ray.inference_worker.app import build_worker_app
 from gym_ray.inference_worker.prefixes import StagedPrefixes
 from gym_ray.inference_worker.staging_engine import StagingEngine
+from gym_ray.inference_worker.weights import WeightVersion
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.control_client import ControlClient
 from gym_ray.model_server.llama_cpp.client import LlamaCppClient
