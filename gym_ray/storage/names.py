@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from gym_ray.errors import StorageError
 
-__all__ = ["check_range", "is_shown", "name_parts"]
+__all__ = ["check_range", "is_shown", "name_parts", "shown_url"]
 
 
 def name_parts(name: str) -> tuple[str, ...]:
@@ -34,3 +34,15 @@ def check_range(name: str, start: int, length: int) -> None:
 def is_shown(name: str) -> bool:
     """Return whether a listing shows a name: no part of it may begin with a dot or be empty."""
     return all(part and not part.startswith(".") for part in name.split("/"))
+
+
+def shown_url(where: str) -> str:
+    """Return a path, or a URL without what may be credentials in it: user, password, query, fragment."""
+    scheme, separator, rest = where.partition("://")
+    if not separator:
+        return where
+    rest = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = rest.partition("/")
+    if "@" in host and scheme not in ("abfs", "abfss"):  # there it parts container and account
+        host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}".rstrip("/")

@@ -11,9 +11,11 @@ import fsspec
 
 from gym_ray.errors import SettingsError
 from gym_ray.storage.memory_backend import MemoryBackend
+from gym_ray.storage.names import shown_url
 from gym_ray.storage.object_backend import ObjectBackend
+from gym_ray.storage.option_names import check_options
 
-__all__ = ["check_kind", "holds_secrets", "open_backend", "shown_url", "without_secrets"]
+__all__ = ["check_kind", "holds_secrets", "open_backend", "without_secrets"]
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure", "gs": "gcs", "gcs": "gcs"}
 """The kinds of stores that put whole objects in one step, and the extra that brings the client library."""
@@ -21,16 +23,6 @@ _S3_CONNECTIONS = 64
 """With botocore's 10, a request of many threads may wait for a connection until that counts as a timeout."""
 _SECRET = re.compile(r"key|secret|token|password|passwd|credential|connection_string|signature|sas", re.IGNORECASE)
 _SHORTEST_SECRET = 4
-
-
-def shown_url(url: str) -> str:
-    """Return a URL without what may be credentials in it: user, password, query, fragment."""
-    scheme, _, rest = url.partition("://")
-    rest = rest.partition("?")[0].partition("#")[0]
-    host, slash, path = rest.partition("/")
-    if "@" in host and scheme not in ("abfs", "abfss"):  # there it parts container and account
-        host = host.rpartition("@")[2]
-    return f"{scheme}://{host}{slash}{path}".rstrip("/")
 
 
 def without_secrets(text: str, options: Mapping[str, Any]) -> str:
@@ -53,11 +45,11 @@ def holds_secrets(error: BaseException, options: Mapping[str, Any]) -> bool:
     return False
 
 
-def check_kind(url: str) -> None:
-    """Make sure that the client library for a URL is there.
+def check_kind(url: str, options: Mapping[str, Any]) -> None:
+    """Make sure that the client library for a URL is there, and knows the options; nothing is connected.
 
     Raises:
-        SettingsError: It is not, or the URL is of a kind that keeps no promise.
+        SettingsError: It is not, or does not, or the URL is of a kind that keeps no promise.
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":
@@ -75,6 +67,7 @@ def check_kind(url: str) -> None:
     except ImportError as error:
         remedy = f"pip install 'gym-ray[{extra}]'"
         raise SettingsError(shown_url(url), "", f"{scheme}:// cannot be opened: {error}", remedy) from error
+    check_options(scheme, shown_url(url), options)
 
 
 def open_backend(url: str, options: Mapping[str, Any]) -> tuple[ObjectBackend, str]:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gym_ray.errors import SettingsError, StorageError, StorageExistsError, StorageMissingError
-from gym_ray.storage.names import check_range, is_shown, name_parts
+from gym_ray.storage.names import check_range, is_shown, name_parts, shown_url
 from gym_ray.storage.object_backend import ObjectBackend
 from gym_ray.storage.object_commit import create_works, settle
-from gym_ray.storage.object_opening import check_kind, holds_secrets, open_backend, shown_url, without_secrets
+from gym_ray.storage.object_failures import plain_problem
+from gym_ray.storage.object_opening import check_kind, holds_secrets, open_backend, without_secrets
 from gym_ray.storage.object_stream import ObjectStream
 
 __all__ = ["ObjectStore"]
@@ -34,12 +35,12 @@ class ObjectStore:
         options: What fsspec is given; never shown.
 
     Raises:
-        SettingsError: Nothing that is installed can open the URL.
+        SettingsError: Nothing that is installed can open the URL, or its client knows an option by another name.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._url, self._options = url, dict(options or {})
-        check_kind(url)
+        check_kind(url, self._options)
         self.place = shown_url(url)
         self._opened: tuple[int, ObjectBackend, str] | None = None
         self._inherited: list[Any] = []
@@ -215,6 +216,9 @@ class ObjectStore:
                 kind, text = StorageExistsError, f"it exists ({text})"
             elif isinstance(error, FileNotFoundError) and what == "read":
                 kind, text = StorageMissingError, f"it does not exist ({text})"
-            shown = without_secrets(text, self._options)
+            shown = f"cannot {what} {self._at(name)}: {without_secrets(text, self._options)}"
             cause = None if holds_secrets(error, self._options) else error
-            raise kind(f"cannot {what} {self._at(name)}: {shown}") from cause
+            plain = plain_problem(error)
+            if plain:
+                raise StorageError(f"cannot use {self.place}: {plain} ({shown})") from cause
+            raise kind(shown) from cause

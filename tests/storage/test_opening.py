@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,75 @@ def test_places_that_cannot_be(where: str, problem: str) -> None:
 def test_a_directory_takes_no_options(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="a directory takes no options"):
         open_store(tmp_path, storage_options={"key": "x"})
+
+
+@pytest.mark.parametrize("options", ["x", ["anon"], 3])
+def test_options_are_a_map(tmp_path: Path, options: Any) -> None:
+    for where in ("s3://user:secret@bucket/p", tmp_path):
+        with pytest.raises(SettingsError, match=r"storage_options: they are \w+, not a map; give a map") as caught:
+            open_store(where, storage_options=options)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        (
+            "s3://b/p",
+            {"endpoint": "http://hush"},
+            "s3://b/p: storage_options.endpoint: s3:// has no such option; did you mean endpoint_url?",
+        ),
+        (
+            "s3://b/p",
+            {"wholly": "hush"},
+            "s3://b/p: storage_options.wholly: s3:// has no such option; there are anon, ",
+        ),
+        (
+            "s3://b/p",
+            {"client_kwargs": {"region": "hush"}},
+            "s3://b/p: storage_options.client_kwargs.region: botocore has no such option; did you mean region_name?",
+        ),
+        (
+            "s3://b/p",
+            {"config_kwargs": {"read_timeouts": "hush"}},
+            "s3://b/p: storage_options.config_kwargs.read_timeouts: botocore has no such option; "
+            "did you mean read_timeout?",
+        ),
+        ("s3a://b/p", {"client_kwargs": "hush"}, "s3a://b/p: storage_options.client_kwargs: it is str, not a map; "),
+        (
+            "abfs://c/p",
+            {"acount_name": "hush"},
+            "abfs://c/p: storage_options.acount_name: abfs:// has no such option; did you mean account_name?",
+        ),
+    ],
+)
+def test_an_option_that_no_client_knows_is_named(url: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store(url, storage_options=options)
+    assert str(caught.value).startswith(message)
+    assert "hush" not in str(caught.value)
+
+
+def test_options_that_clients_know_are_taken() -> None:
+    many = {"key": "k", "secret": "s", "endpoint_url": "http://x", "use_ssl": False, "profile": "p", "batch_size": 3}
+    nested = {"client_kwargs": {"region_name": "x", "verify": False}, "config_kwargs": {"s3": {}, "retries": {}}}
+    open_store("s3://b/p", storage_options={**many, **nested, "max_paths": 3})
+    open_store("abfs://c/p", storage_options={"account_name": "a", "exclude_environment_credential": True})
+    open_store("memory://x", storage_options={"secret_key": "x"})
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for where in (file, f"file://{file}"):
+        with pytest.raises(SettingsError, match="is a file, not a directory; name a directory"):
+            open_store(where)
+    with pytest.raises(SettingsError, match=rf"{file} is a file, not a directory"):
+        open_store(file / "below" / "it")
+    with pytest.raises(SettingsError, match="is something else, not a directory"):
+        open_store("/dev/null")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert open_store(tmp_path / "link" / "new").place == f"{tmp_path}/link/new"
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_a_store_is_used_after_a_fork(store: ObjectStore) -> None:
 
 
 def test_credentials_are_not_shown(s3: S3Server) -> None:
-    store = ObjectStore("s3://rollouts/x", {"key": "AKIASECRET", "secret": "verysecret", "nonsense": "verysecret"})
+    store = ObjectStore("s3://rollouts/x", {"key": "AKIASECRET", "secret": "verysecret", "endpoint_url": "verysecret"})
     assert "SECRET" not in repr(store).upper()
     with pytest.raises(StorageError, match="rollouts/x") as caught:
         store.list()
