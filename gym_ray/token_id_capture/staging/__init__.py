@@ -9,7 +9,12 @@ from __future__ import annotations
 from gym_ray.errors import CaptureError, StreamingUnsupportedError
 from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.async_capture import AsyncRolloutTokenCapture
-from gym_ray.token_id_capture.staging.capture import CaptureHost, RolloutTokenCapture, install_capture
+from gym_ray.token_id_capture.staging.capture import (
+    CaptureFailureHook,
+    CaptureHost,
+    RolloutTokenCapture,
+    install_capture,
+)
 from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.committing import NotStagedError, checked_coordinates, ledger_commit
 from gym_ray.token_id_capture.staging.constants import (
@@ -109,6 +114,7 @@ __all__ = [
     "CaptureAdapter",
     "CaptureAdmission",
     "CaptureError",
+    "CaptureFailureHook",
     "CaptureHost",
     "CaptureLedger",
     "CaptureLedgerCommit",

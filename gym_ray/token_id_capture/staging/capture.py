@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from gym_ray.errors import CaptureError, StreamingUnsupportedError
 from gym_ray.token_id_capture.staging.active_call import ActiveCall, resolved_prefix
@@ -20,9 +20,13 @@ from gym_ray.token_id_capture.staging.record_of_call import CallTokens, record_o
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords, StagedCallRecord, StageResult
 from gym_ray.token_id_capture.token_arrays import LogProbs, TokenIds
 
-__all__ = ["CaptureHost", "RolloutTokenCapture", "install_capture"]
+__all__ = ["CaptureFailureHook", "CaptureHost", "RolloutTokenCapture", "install_capture"]
 
 _log = logging.getLogger(__name__)
+
+CaptureFailureHook: TypeAlias = Callable[[CaptureAdmission, str, str], None]
+"""Told of each call that is not captured: its admission, the class of the failure (one of ``FAILURE_KINDS``), and what
+was found, for people. Called by whichever thread found it, so it must not block; what it raises is logged."""
 
 
 class RolloutTokenCapture:
@@ -32,12 +36,19 @@ class RolloutTokenCapture:
         sink: Keeps the records.
         weight_version_fn: Asked once a call, when it begins.
         adapter: Reads the engine's answers; only :meth:`complete_call_from_response` needs one.
+        on_failure: Told of each call that is not captured, and why; coordinates do not say it.
     """
 
     def __init__(
-        self, sink: StagingSink, weight_version_fn: WeightVersionProvider, adapter: CaptureAdapter | None = None
+        self,
+        sink: StagingSink,
+        weight_version_fn: WeightVersionProvider,
+        adapter: CaptureAdapter | None = None,
+        *,
+        on_failure: CaptureFailureHook | None = None,
     ) -> None:
         self._sink, self._weight_version_fn, self._adapter = sink, weight_version_fn, adapter
+        self._on_failure = on_failure
         self._failures = FailureCounts()
 
     @property
@@ -98,7 +109,10 @@ class RolloutTokenCapture:
     ) -> CommitCoords:
         """Stage a call and return where it is, or that it is not captured (C106-C117).
 
-        Blocks until the sink has answered.
+        Blocks until the sink has answered. Coordinates with ``disposition`` ``staged`` mean that the tokens, extras and
+        all attachments are durable now: the answer may leave. ``capture_failed`` means that nothing refers to the call;
+        the answer may leave all the same, and nothing is raised. Why it failed is in the log, is counted in
+        :attr:`failures`, and is told to ``on_failure``.
 
         Args:
             call: The call; it is used up, whatever comes of it.
@@ -138,7 +152,7 @@ class RolloutTokenCapture:
 
         Args:
             call: The call; it is used up.
-            reason: Why, for the log; the coordinates do not carry it.
+            reason: Why, for the log and ``on_failure``; the coordinates do not carry it.
 
         Raises:
             CaptureError: The call was completed before.
@@ -205,7 +219,14 @@ class RolloutTokenCapture:
                 _refuse_old_extension(self._sink)
                 result = self._sink.stage(record, attachments=attachments)
         except Exception as error:  # noqa: BLE001 - a sink is foreign code; the call counts as not durable (C114)
-            return CaptureFailure.raised("sink_raised", error)
+            failure = CaptureFailure.raised("sink_raised", error)
+            if attachments is None or not isinstance(error, TypeError) or _takes_attachments(self._sink):
+                return failure
+            remedy = (
+                f"{type(self._sink).__name__}.stage takes no attachments: give it the keyword attachments, and keep "
+                "everything in one write, or complete the call with attachments=None"
+            )
+            return CaptureFailure("sink_raised", f"{failure.reason}; {remedy}")
         if not isinstance(result, StageResult):
             return CaptureFailure("sink_answer", f"the sink answered {type(result).__name__} and no StageResult")
         if result.ok is not True:
@@ -226,6 +247,8 @@ class RolloutTokenCapture:
             failure.kind,
             failure.reason,
         )
+        if self._on_failure is not None:
+            _tell(self._on_failure, admission, failure)
         return CommitCoords(
             rollout_id=admission.rollout_id,
             model_call_id=admission.model_call_id,
@@ -254,22 +277,36 @@ class CaptureHost:
 
 
 def install_capture(
-    host: Any, *, sink: StagingSink, weight_version_fn: WeightVersionProvider, adapter: CaptureAdapter | None = None
+    host: Any,
+    *,
+    sink: StagingSink,
+    weight_version_fn: WeightVersionProvider,
+    adapter: CaptureAdapter | None = None,
+    on_failure: CaptureFailureHook | None = None,
 ) -> RolloutTokenCapture:
     """Build a capture, hand it to ``host.install_token_capture`` and return it (C118).
 
+    Args:
+        host: Has ``install_token_capture``, such as a :class:`CaptureHost`.
+        sink: As :class:`RolloutTokenCapture` takes it; so are the others.
+        weight_version_fn: Asked once a call.
+        adapter: Reads the engine's answers.
+        on_failure: Told of each call that is not captured, and why.
+
     Raises:
-        TypeError: The sink has no ``stage``, the provider cannot be called, or the host has no
+        TypeError: The sink has no ``stage``, the provider or ``on_failure`` cannot be called, or the host has no
             ``install_token_capture``.
     """
     if not callable(getattr(sink, "stage", None)):
         raise TypeError(f"{type(sink).__name__} is no staging sink: it has no stage")
     if not callable(weight_version_fn):
         raise TypeError(f"a weight version provider is called for the version; {weight_version_fn!r} cannot be called")
+    if on_failure is not None and not callable(on_failure):
+        raise TypeError(f"on_failure is called for each call that is not captured; {on_failure!r} cannot be called")
     install = getattr(host, "install_token_capture", None)
     if not callable(install):
         raise TypeError(f"{type(host).__name__} cannot host token capture: it has no install_token_capture")
-    capture = RolloutTokenCapture(sink, weight_version_fn, adapter)
+    capture = RolloutTokenCapture(sink, weight_version_fn, adapter, on_failure=on_failure)
     install(capture)
     return capture
 
@@ -291,14 +328,27 @@ def _refuse_old_extension(sink: object) -> None:
     Raises:
         TypeError: It has ``stage_with_attachments``, and ``stage`` does not take ``attachments``.
     """
-    if not hasattr(sink, "stage_with_attachments"):
-        return
-    parameters = inspect.signature(sink.stage).parameters.values()  # type: ignore[attr-defined]
-    if not any(one.name == "attachments" or one.kind is one.VAR_KEYWORD for one in parameters):
+    if hasattr(sink, "stage_with_attachments") and not _takes_attachments(sink):
         raise TypeError(
             f"{type(sink).__name__} takes media through stage_with_attachments, an older extension that is not used "
             "any more; stage must take the keyword attachments and keep everything in one write"
         )
+
+
+def _tell(on_failure: CaptureFailureHook, admission: CaptureAdmission, failure: CaptureFailure) -> None:
+    try:
+        on_failure(admission, failure.kind, failure.reason)
+    except Exception:  # noqa: BLE001 - the hook is foreign code; what it does changes nothing about the call
+        _log.exception("rollout %s: on_failure raised for call %s", admission.rollout_id, admission.model_call_id)
+
+
+def _takes_attachments(sink: Any) -> bool:
+    """Return whether ``stage`` has the keyword; what cannot be told counts as yes."""
+    try:
+        parameters = inspect.signature(sink.stage).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(one.name == "attachments" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _coordinates(record: StagedCallRecord, staging_key: str | None) -> CommitCoords:

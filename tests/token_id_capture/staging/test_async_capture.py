@@ -266,3 +266,15 @@ async def test_a_system_without_threads_costs_the_capture_alone(monkeypatch: pyt
 def test_bounds_are_positive(bounds: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         AsyncRolloutTokenCapture(RolloutTokenCapture(KeepingSink(), lambda: 1), **bounds)
+
+
+async def test_a_deadline_is_told_with_the_time_that_was_set() -> None:
+    told: list[tuple[str, str, str]] = []
+    gate = Gate()
+    inner = RolloutTokenCapture(gate, lambda: 1, on_failure=lambda who, *why: told.append((who.model_call_id, *why)))
+    capture = AsyncRolloutTokenCapture(inner, timeout_s=0.05)
+    coords = await capture.complete_call(begin(capture), **TOKENS)
+    gate.open.set()
+    assert await capture.aclose(30) == 0
+    assert coords.disposition == "capture_failed"
+    assert told == [("c0", "deadline", "it was not staged within 0.05 s")]

@@ -16,6 +16,7 @@ from gym_ray.token_id_capture.adapters import VLLMCaptureAdapter
 from gym_ray.token_id_capture.staging import (
     ActiveCall,
     CaptureAdmission,
+    CaptureHost,
     CommitCoords,
     MemoryStaging,
     RolloutTokenCapture,
@@ -23,6 +24,7 @@ from gym_ray.token_id_capture.staging import (
     StageResult,
     compute_chain_hash,
     compute_prefix_hash,
+    install_capture,
 )
 
 ROOT = CaptureAdmission(rollout_id="r0", model_call_id="c0", mode="text")
@@ -360,3 +362,65 @@ def test_failures_say_nothing_of_calls_that_were_staged(caplog: pytest.LogCaptur
     assert not any(capture.failures.values())
     assert caplog.records == []
     assert coords.digest == staged_call(carried=[1, 2], generated=[3], log_probs=[-0.5]).digest
+
+
+def test_why_a_call_is_not_captured_is_told_to_whoever_asks() -> None:
+    told: list[tuple[CaptureAdmission, str, str]] = []
+    host = CaptureHost()
+    capture = install_capture(
+        host,
+        sink=Sink(lambda record, **_: StageResult(ok=False, error="quota")),
+        weight_version_fn=lambda: 1,
+        on_failure=lambda *found: told.append(found),
+    )
+    assert host.token_capture is capture
+    capture.complete_call(capture.begin_call(ROOT), **TOKENS)
+    capture.fail_call(capture.begin_call(ROOT), reason="aborted")
+    capture.refuse(ROOT, reason="streamed")
+    assert told == [
+        (ROOT, "sink_rejected", "quota"),
+        (ROOT, "failed_by_caller", "aborted"),
+        (ROOT, "failed_by_caller", "streamed"),
+    ]
+
+
+def test_a_hook_that_raises_changes_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def hook(*_: object) -> None:
+        raise ZeroDivisionError("the hook")
+
+    capture = RolloutTokenCapture(raising(OSError("disk full")), lambda: 1, on_failure=hook)
+    assert capture.complete_call(capture.begin_call(ROOT), **TOKENS).disposition == "capture_failed"
+    assert only(capture, "sink_raised")
+    assert "on_failure raised for call c0" in caplog.text
+    assert "ZeroDivisionError: the hook" in caplog.text
+
+
+def test_nobody_is_told_of_a_call_that_is_staged() -> None:
+    told: list[object] = []
+    capture = RolloutTokenCapture(MemoryStaging(), lambda: 1, on_failure=lambda *found: told.append(found))
+    assert capture.complete_call(capture.begin_call(ROOT), **TOKENS).disposition == "staged"
+    assert told == []
+
+
+def test_a_hook_that_cannot_be_called_is_refused() -> None:
+    hook: Any = "print"
+    with pytest.raises(TypeError, match="on_failure is called for each call that is not captured; 'print' cannot"):
+        install_capture(CaptureHost(), sink=MemoryStaging(), weight_version_fn=lambda: 1, on_failure=hook)
+
+
+def test_a_sink_for_text_alone_says_what_to_do_about_attachments(caplog: pytest.LogCaptureFixture) -> None:
+    class TextSink:
+        def stage(self, record: StagedCallRecord) -> StageResult:
+            raise AssertionError(record)
+
+    coords, capture, _ = complete(TextSink(), attachments={})
+    assert coords.disposition == "capture_failed"
+    assert only(capture, "sink_raised")
+    assert "TextSink.stage takes no attachments: give it the keyword attachments" in caplog.text
+    assert "or complete the call with attachments=None" in caplog.text
+
+
+def test_a_type_error_of_a_sink_that_takes_attachments_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    complete(raising(TypeError("odd")), attachments={})
+    assert "TypeError: odd" in caplog.text
+    assert "takes no attachments" not in caplog.text
