@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from starlette.types import ASGIApp
 
@@ -45,34 +46,33 @@ class InferenceWorkerHost(HttpHost):
     ) -> None:
         self._settings, self._staging = server, staging
         self._api_key, self._engine_url = api_key, engine_url
-        self._engine: StagingEngine | None = None
-        self._capture: AsyncRolloutTokenCapture | None = None
-        self._sink: ParquetStagingSink | None = None
+        self._parts = AsyncExitStack()
         super().__init__(f"worker of {server.name}", host, port)
 
     async def _open(self) -> ASGIApp:
         engine = build_engine(self._settings, local_engine_url=self._engine_url)
         where, options = self._staging.where, self._staging.storage_options
-        weights = await asyncio.to_thread(WeightVersion.kept_in, open_store(where, storage_options=options), self._name)
-        self._sink = await asyncio.to_thread(
+        store = open_store(where, storage_options=options)
+        self._parts.push_async_callback(asyncio.to_thread, store.close)
+        weights = await asyncio.to_thread(WeightVersion.kept_in, store, self._name)
+        source = await asyncio.to_thread(ParquetStagingSource, where, storage_options=options)
+        self._parts.push_async_callback(asyncio.to_thread, source.close)
+        sink = await asyncio.to_thread(
             ParquetStagingSink,
             where,
             partition=self._staging.partition,
             storage_options=options,
             timeout_s=self._staging.timeout_s,
         )
-        source = await asyncio.to_thread(ParquetStagingSource, where, storage_options=options)
-        self._capture = AsyncRolloutTokenCapture(
-            RolloutTokenCapture(self._sink, weights), max_concurrent=_CALLS_AT_ONCE, timeout_s=self._staging.timeout_s
+        self._parts.push_async_callback(asyncio.to_thread, sink.close)
+        capture = AsyncRolloutTokenCapture(
+            RolloutTokenCapture(sink, weights), max_concurrent=_CALLS_AT_ONCE, timeout_s=self._staging.timeout_s
         )
-        self._engine = StagingEngine(engine, self._capture, StagedPrefixes(source))
-        await self._engine.start()
-        return build_worker_app(self._engine, weights, name=self._name, api_key=self._api_key)
+        self._parts.push_async_callback(capture.aclose)
+        staging = StagingEngine(engine, capture, StagedPrefixes(source))
+        self._parts.push_async_callback(staging.aclose)
+        await staging.start()
+        return build_worker_app(staging, weights, name=self._name, api_key=self._api_key)
 
     async def _release(self) -> None:
-        if self._engine is not None:
-            await self._engine.aclose()
-        if self._capture is not None:
-            await self._capture.aclose()
-        if self._sink is not None:
-            await asyncio.to_thread(self._sink.close)
+        await self._parts.aclose()  # each part is closed, whatever another one raises

@@ -15,14 +15,14 @@ from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.capturing.capture_health import CaptureCounts
 from gym_ray.token_id_capture.external_staging import StagedCallCounts
 
-__all__ = ["MetricsPublisher", "StagingMetricsPublisher", "TokenMetricsPublisher"]
+__all__ = ["MetricsPublisher", "Publisher", "StagingMetricsPublisher", "TokenMetricsPublisher", "add"]
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
 _INTERVAL_S = 5.0
 
 
-class _Publisher(ABC, Generic[_Batch]):
+class Publisher(ABC, Generic[_Batch]):
     """Drains one model server's counts every few seconds, and once more when it is closed."""
 
     def __init__(self, server_name: str, interval_s: float) -> None:
@@ -60,7 +60,8 @@ class _Publisher(ABC, Generic[_Batch]):
         except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end a server
             _log.exception("%s: what was counted could not be published", self._server)
 
-    def _counter(self, name: str, description: str, *tags: str) -> Counter:
+    def counter(self, name: str, description: str, *tags: str) -> Counter:
+        """Make a counter with these tags beside ``server``."""
         counter = Counter(f"gym_ray_{name}_total", description, ("server", *tags))
         counter.set_default_tags({"server": self._server})
         return counter
@@ -76,7 +77,7 @@ class _Publisher(ABC, Generic[_Batch]):
         return gauge
 
 
-class MetricsPublisher(_Publisher[TelemetryBatch]):
+class MetricsPublisher(Publisher[TelemetryBatch]):
     """Publishes what the capture of model calls counts.
 
     Ray's histograms take single values only, so they see at most as many between two drains as the telemetry keeps;
@@ -91,21 +92,21 @@ class MetricsPublisher(_Publisher[TelemetryBatch]):
     def __init__(self, telemetry: CaptureTelemetry, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
         super().__init__(server_name, interval_s)
         self._telemetry = telemetry
-        self._calls = self._counter("model_calls", "Model calls that ended.", "dialect", "status", "category")
-        self._tokens = self._counter("model_call_tokens", "Tokens as reported.", "dialect", "direction")
+        self._calls = self.counter("model_calls", "Model calls that ended.", "dialect", "status", "category")
+        self._tokens = self.counter("model_call_tokens", "Tokens as reported.", "dialect", "direction")
         self._latency = self._histogram(
             "model_call_latency_seconds", "From a call to the end of its answer.", LATENCY_BOUNDS_S, "dialect"
         )
         self._lag = self._histogram(
             "model_capture_lag_seconds", "From the end of an answer to its durable record.", LAG_BOUNDS_S
         )
-        self._bytes = self._counter("model_capture_bytes", "Bytes of durable records.")
-        self._lost = self._counter(
+        self._bytes = self.counter("model_capture_bytes", "Bytes of durable records.")
+        self._lost = self.counter(
             "model_capture_lost",
             "Calls without a record (failed, refused, withdrawn), and answers that did not wait for it (timed_out).",
             "reason",
         )
-        self._dropped = self._counter("model_capture_values_dropped", "Values that the histograms did not see.")
+        self._dropped = self.counter("model_capture_values_dropped", "Values that the histograms did not see.")
 
     def take(self) -> TelemetryBatch:
         """Return what happened since the last batch."""
@@ -130,7 +131,7 @@ class MetricsPublisher(_Publisher[TelemetryBatch]):
             self._dropped.inc(batch.dropped_values)
 
 
-class TokenMetricsPublisher(_Publisher[CaptureCounts]):
+class TokenMetricsPublisher(Publisher[CaptureCounts]):
     """Publishes what the capture of training tokens counts, and how many rollouts wait for their mark to be durable.
 
     Args:
@@ -142,12 +143,10 @@ class TokenMetricsPublisher(_Publisher[CaptureCounts]):
     def __init__(self, tokens: TokenCapture, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
         super().__init__(server_name, interval_s)
         self._capture, self._published = tokens, tokens.health.counts()
-        self._resolutions = self._counter(
-            "token_resolutions", "Calls by what was decided about their parent.", "status"
-        )
-        self._failures = self._counter("token_capture_failures", "Calls whose tokens were lost to a fault in capture.")
-        self._untrainable = self._counter("token_untrainable_calls", "Calls answered without usable tokens.", "reason")
-        self._prefix = self._counter(
+        self._resolutions = self.counter("token_resolutions", "Calls by what was decided about their parent.", "status")
+        self._failures = self.counter("token_capture_failures", "Calls whose tokens were lost to a fault in capture.")
+        self._untrainable = self.counter("token_untrainable_calls", "Calls answered without usable tokens.", "reason")
+        self._prefix = self.counter(
             "token_prefix_calls",
             "Calls looked at (total), with a known parent (eligible), whose engine used its tokens (supplied).",
             "stage",
@@ -163,23 +162,21 @@ class TokenMetricsPublisher(_Publisher[CaptureCounts]):
         """Publish what was added since the last batch."""
         before, self._published = self._published, batch
         for status, count in batch.resolutions.items():
-            _add(self._resolutions, count - before.resolutions.get(status, 0), {"status": status})
-        _add(self._failures, batch.failures - before.failures, {})
+            add(self._resolutions, count - before.resolutions.get(status, 0), {"status": status})
+        add(self._failures, batch.failures - before.failures, {})
         for reason, count in batch.untrainable.items():
-            _add(self._untrainable, count - before.untrainable.get(reason, 0), {"reason": reason})
+            add(self._untrainable, count - before.untrainable.get(reason, 0), {"reason": reason})
         for stage in ("total", "eligible", "supplied"):
-            _add(self._prefix, getattr(batch.prefix, stage) - getattr(before.prefix, stage), {"stage": stage})
+            add(self._prefix, getattr(batch.prefix, stage) - getattr(before.prefix, stage), {"stage": stage})
 
 
-class StagingMetricsPublisher(_Publisher[Mapping[tuple[str, str], int]]):
+class StagingMetricsPublisher(Publisher[Mapping[tuple[str, str], int]]):
     """Publishes how the calls of a server ended whose tokens the workers keep (C348)."""
 
     def __init__(self, counts: StagedCallCounts, server_name: str, *, interval_s: float = _INTERVAL_S) -> None:
         super().__init__(server_name, interval_s)
         self._counts, self._published = counts, counts.counts()
-        self._calls = self._counter(
-            "staged_calls", "Captured calls, by what became of their tokens.", "mode", "outcome"
-        )
+        self._calls = self.counter("staged_calls", "Captured calls, by what became of their tokens.", "mode", "outcome")
 
     def take(self) -> Mapping[tuple[str, str], int]:
         """Return the counts."""
@@ -189,9 +186,10 @@ class StagingMetricsPublisher(_Publisher[Mapping[tuple[str, str], int]]):
         """Publish what was added since the last batch."""
         before, self._published = self._published, batch
         for (mode, outcome), count in batch.items():
-            _add(self._calls, count - before.get((mode, outcome), 0), {"mode": mode, "outcome": outcome})
+            add(self._calls, count - before.get((mode, outcome), 0), {"mode": mode, "outcome": outcome})
 
 
-def _add(counter: Counter, count: int, tags: dict[str, str]) -> None:
+def add(counter: Counter, count: int, tags: dict[str, str]) -> None:
+    """Add to a counter, if there is anything to add."""
     if count > 0:
         counter.inc(count, tags)

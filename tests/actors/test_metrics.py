@@ -17,6 +17,12 @@ from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.external_staging import StagedCallCounts
 from gym_ray.token_id_capture.records import ParentResolutionStatus
+from gym_ray.token_id_capture.staging import (
+    AsyncRolloutTokenCapture,
+    CaptureAdmission,
+    MemoryStaging,
+    RolloutTokenCapture,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 RUN_TOKEN = "token-of-the-run"
@@ -125,6 +131,23 @@ def test_how_staged_calls_ended_is_published_once(monkeypatch: pytest.MonkeyPatc
         ("gym_ray_staged_calls_total", "token_in", "committed"): 1,
         ("gym_ray_staged_calls_total", "token_in", "worker_capture_failed"): 1,
     }
+
+
+async def test_what_a_worker_did_not_stage_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_ray.actors import metrics, worker_metrics
+
+    told = Counter[tuple[str, ...]]()
+    monkeypatch.setattr(Noted, "told", told)
+    monkeypatch.setattr(metrics, "Counter", Noted)
+    capture = AsyncRolloutTokenCapture(RolloutTokenCapture(MemoryStaging(), lambda: 1))
+    publisher = worker_metrics.WorkerMetricsPublisher(capture, "m")
+    admission = CaptureAdmission(rollout_id="0-0", model_call_id="c", mode="text")
+    for _ in range(2):
+        capture.refuse(admission, reason="storage is gone")
+        publisher.publish(publisher.take())
+        publisher.publish(publisher.take())
+    await capture.aclose()
+    assert told == {("gym_ray_worker_capture_failures_total", "failed_by_caller"): 2}
 
 
 def test_the_counts_of_a_model_server_are_exported(

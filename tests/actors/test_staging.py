@@ -71,6 +71,8 @@ token_id_capture:
         (endpoint,) = servers.directory.models["policy_model"]
         (worker,) = (handle for name, handle in servers.engines.items() if name.startswith("worker-"))
         answer: dict[str, Any] = {}
+        said = httpx.post(f"{endpoint.url}/ng-token-capture/weight-version", json={"version": 5}, headers=TOKEN)
+        assert said.json() == {"version": 5, "previous": 0}
         for question in QUESTIONS:
             if messages:
                 kill(get(worker.health.remote(), 60).pid, lambda: get(worker.health.remote(), 60).pid)
@@ -86,7 +88,7 @@ token_id_capture:
     assert (receipt.capture_poisoned, receipt.failure_reason) == (False, None)
     snapshots = ParquetStagingSource(tmp_path / "staged").fetch([row.staging_key for row in receipt.manifest])
     row = verify_and_linearize(receipt, snapshots)
-    assert len(row.model_call_ids) == len(QUESTIONS)
+    assert list(row.weight_versions) == [5] * len(QUESTIONS), "a restarted worker knows what the first was told"
     writers = {key.split(":")[3].split("-")[0] for key in (one.staging_key for one in manifest.records)}
     assert len(writers) == len(QUESTIONS), "each worker had a name of its own"
 
