@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_ray.token_id_capture.staging.delta import PackedDelta
-from gym_ray.token_id_capture.staging.digests import compute_extras_digest, hash_call
+from gym_ray.testing.staged_chains import staged_call
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
 
 __all__ = ["media_of_call", "numbered_call"]
@@ -17,7 +16,7 @@ __all__ = ["media_of_call", "numbered_call"]
 def numbered_call(
     number: int, tokens: int = 20, *, extras: dict[str, Any] | None = None, rollout_id: str | None = None
 ) -> StagedCallRecord:
-    """Return a root call ``c<number>``, half prompt and half generated, with arrays for columns.
+    """Return a root call ``c<number>``, half prompt and half generated.
 
     Args:
         number: Decides everything that is not given.
@@ -26,33 +25,16 @@ def numbered_call(
         rollout_id: Its rollout, ``r<number>`` if not given.
     """
     rng = np.random.default_rng(number)
-    mask = np.arange(tokens) >= tokens // 2
-    delta = PackedDelta(
-        rng.integers(0, 150_000, tokens).astype(np.uint32),
-        mask,
-        np.where(mask, -rng.random(tokens), 0.0).astype(np.float32),
-    )
-    values: dict[str, Any] = {
-        "rollout_id": f"r{number}" if rollout_id is None else rollout_id,
-        "model_call_id": f"c{number}",
-        "parent_call_id": None,
-        "mode": "text",
-        "weight_version": number,
-        "extras_digest": compute_extras_digest(extras),
-    }
-    hashes = hash_call(**values, prefix=np.empty(0, np.uint32), delta=delta, parent_chain_hash=None)
-    return StagedCallRecord.trusted(
-        **values,
-        prev_len=0,
-        delta_len=tokens,
-        cum_len=tokens,
-        digest=hashes.digest,
-        token_ids_delta=delta.token_ids,
-        token_mask_delta=delta.token_mask,
-        generation_log_probs_delta=delta.log_probs,
-        chain_hash=hashes.chain_hash,
-        cumulative_hash=hashes.cumulative_hash,
+    carried = tokens // 2
+    ids = rng.integers(0, 150_000, tokens).astype(np.uint32)
+    return staged_call(
+        f"r{number}" if rollout_id is None else rollout_id,
+        f"c{number}",
+        carried=ids[:carried],
+        generated=ids[carried:],
+        log_probs=-rng.random(tokens)[carried:],
         extras=extras,
+        weight_version=number,
     )
 
 
