@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gym_ray.token_id_capture.token_arrays import FloatArray, pack_token_ids
 
-__all__ = ["Column", "as_float32", "id_array", "id_column", "log_prob_column", "mask_column", "plain_array"]
+__all__ = ["Column", "id_array", "id_column", "log_prob_column", "mask_column", "plain_array"]
 
 T = TypeVar("T", int, float)
 
@@ -166,7 +166,7 @@ def log_prob_column(values: object) -> Column[float]:
     wide = _numbers(values, "log probs", "log prob")
     if wide.dtype.kind != "f":
         raise ValueError(f"log probs must be floats, not an array of {wide.dtype}")
-    return Column(as_float32(wide, exact=isinstance(values, list | tuple | Column)))
+    return Column(_as_float32(wide, exact=isinstance(values, list | tuple | Column)))
 
 
 def id_array(values: object, what: str) -> NDArray[Any]:
@@ -197,7 +197,7 @@ def plain_array(values: object, what: str) -> NDArray[Any]:
     raise ValueError(f"{what} must be a list, tuple or array, not {type(values).__name__}")
 
 
-def as_float32(wide: NDArray[Any], *, exact: bool) -> FloatArray:
+def _as_float32(wide: NDArray[Any], *, exact: bool) -> FloatArray:
     """Return log probabilities as float32, or as they are where ``exact`` forbids rounding or one would vanish.
 
     Args:

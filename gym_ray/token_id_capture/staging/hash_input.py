@@ -16,15 +16,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_ray.token_id_capture.staging.columns import Column, as_float32, id_array, plain_array
-from gym_ray.token_id_capture.token_arrays import FloatArray, TokenArray, pack_token_ids
+from gym_ray.token_id_capture.staging.columns import id_array, plain_array
+from gym_ray.token_id_capture.token_arrays import TokenArray, pack_token_ids
 
 __all__ = [
     "checked_digest",
     "float32_values",
     "read_u64",
     "strict_floats",
-    "strict_log_probs",
     "strict_token_ids",
     "u64",
     "update_with_floats",
@@ -97,19 +96,6 @@ def strict_floats(values: object, what: str) -> NDArray[Any]:
     if numbers.ndim != 1 or numbers.dtype.kind not in "bf" or numbers.dtype.itemsize > 8:
         raise ValueError(_REFUSED_ARRAY.format(what, "floats", numbers.dtype, numbers.shape))
     return numbers
-
-
-def strict_log_probs(values: object, what: str = "log probs") -> FloatArray:
-    """Return log probabilities as a record holds them: those of a list unchanged, those of an array as float32.
-
-    Raises:
-        ValueError: As :func:`strict_floats`; or an array holds truth values; or a value is not finite or rounds past
-            the largest float32.
-    """
-    wide = strict_floats(values, what)
-    if wide.dtype.kind == "b":
-        raise ValueError(_REFUSED_ARRAY.format(what, "floats", wide.dtype, wide.shape))
-    return as_float32(wide, exact=isinstance(values, list | tuple | Column))
 
 
 def float32_values(values: NDArray[Any], what: str) -> NDArray[Any]:

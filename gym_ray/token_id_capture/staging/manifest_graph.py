@@ -13,9 +13,9 @@ from gym_ray.token_id_capture.staging.ledger_records import CallRecord
 
 __all__ = ["call_chain", "check_manifest_graph", "secondary_leaves"]
 
-ABANDONED_ROOT: Final = "abandoned_root"
+_ABANDONED_ROOT: Final = "abandoned_root"
 """Nothing continued the call: a request that was made again, or never used."""
-AMBIGUOUS_LEAF: Final = "ambiguous_leaf"
+_AMBIGUOUS_LEAF: Final = "ambiguous_leaf"
 """Several calls end the chain, and nothing tells which one counts."""
 
 
@@ -68,11 +68,11 @@ def secondary_leaves(rows: Sequence[CallRecord], main_root: str) -> list[tuple[s
 
 def _only_leaf(root: str, children: Mapping[str, Sequence[str]]) -> tuple[str | None, str]:
     if root not in children:
-        return None, ABANDONED_ROOT
+        return None, _ABANDONED_ROOT
     current = root
     while below := children.get(current, ()):
         if len(below) > 1:
-            return None, AMBIGUOUS_LEAF
+            return None, _AMBIGUOUS_LEAF
         current = below[0]
     return current, ""
 

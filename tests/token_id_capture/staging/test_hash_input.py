@@ -13,7 +13,6 @@ from gym_ray.token_id_capture.staging.hash_input import (
     float32_values,
     read_u64,
     strict_floats,
-    strict_log_probs,
     strict_token_ids,
 )
 
@@ -27,41 +26,6 @@ def test_packed_values_are_taken_as_they_are() -> None:
     assert float32_values(mask, "mask") is mask
     probs = np.array([-0.5], np.float32)
     assert float32_values(strict_floats(probs, "log probs"), "log probs") is probs
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "held"),
-    [
-        ([-0.1, 0.5], np.float64, [-0.1, 0.5]),
-        ((-0.5, 2.0), np.float32, [-0.5, 2.0]),
-        (np.array([-0.1]), np.float32, [float(np.float32(-0.1))]),
-        (np.array([-0.1], np.float16), np.float32, [float(np.float16(-0.1))]),
-        (np.array([1e-60, -0.1]), np.float64, [1e-60, -0.1]),
-        (Column[float](np.array([-0.1])), np.float64, [-0.1]),
-        ([], np.float32, []),
-    ],
-)
-def test_log_probs_are_held_as_a_record_holds_them(values: Any, dtype: type, held: list[float]) -> None:
-    found = strict_log_probs(values)
-    assert found.dtype == dtype
-    assert found.tolist() == held
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ([-0.5, 1], "1 at index 1 is not an exact float"),
-        ([np.float64(-0.5)], "is not an exact float"),
-        ([float("nan")], "log prob nan at index 0 is no finite float32"),
-        ([-1.0, 1e39], "at index 1 is no finite float32"),
-        (np.array([True]), "floats, not bool"),
-        (np.array([1]), "floats, not int64"),
-        ("-0.5", "a list, tuple or array, not str"),
-    ],
-)
-def test_what_is_no_log_prob_is_named(values: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        strict_log_probs(values)
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, True, 1.0, "1", None, np.int64(1)])

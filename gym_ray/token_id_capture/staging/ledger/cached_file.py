@@ -140,9 +140,10 @@ class FileCache:
                 cached = self._files[rollout_id] = CachedFile(self._root / (rollout_id + LEDGER_SUFFIX))
             self._files.move_to_end(rollout_id)
         with cached.lock:
-            yield cached
-            weight = _ROLLOUT_WEIGHT + cached.rows.weight
-        self._weigh(rollout_id, cached, weight)
+            try:
+                yield cached
+            finally:  # a file that could not be read is held all the same
+                self._weigh(rollout_id, cached)
 
     def drop(self, rollout_ids: Iterable[str]) -> None:
         """Forget rollouts."""
@@ -154,7 +155,8 @@ class FileCache:
         """Return how many rollouts are held."""
         return len(self._files)
 
-    def _weigh(self, rollout_id: str, cached: CachedFile, weight: int) -> None:
+    def _weigh(self, rollout_id: str, cached: CachedFile) -> None:
+        weight = _ROLLOUT_WEIGHT + cached.rows.weight
         with self._lock:
             if self._files.get(rollout_id) is not cached:
                 return
