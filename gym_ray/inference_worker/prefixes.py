@@ -118,9 +118,9 @@ class StagedPrefixes:
 
 
 def _of_inline_ids(admission: CaptureAdmission) -> StagedPrefix:
-    """Return the ids that the admission itself holds: nothing is stored that could prove more of them than their number.
+    """Return the ids that the admission itself holds; their number was checked there. No stored call proves more.
 
-    Nothing tells either how many of them the parent generated.
+    How many of them the parent generated, nothing tells either.
     """
     ids: TokenArray = admission.required_prefix_token_ids.array
     parent, chain_hash = admission.parent_call_id, admission.parent_chain_hash

@@ -104,10 +104,10 @@ class StagingEngine:
         try:
             reply = await self._engine.answer(_asked(request, prefix))
             raw = await reply.read()
+            answer = await off_loop(len(raw), lambda: exact_json.loads_object(raw))
         except BaseException as error:
             await self._capture.fail_call(call, reason=f"no answer: {type(error).__name__}: {error}")
             raise
-        answer = await off_loop(len(raw), lambda: exact_json.loads_object(raw))
         if reply.status >= 400 or answer is None:
             await self._capture.fail_call(call, reason=f"the engine answered {reply.status}")
             return EngineAnswer.of_bytes(reply.status, reply.headers, raw)
@@ -135,17 +135,21 @@ class StagingEngine:
     async def _stage(
         self, call: ActiveCall, tokens: Callable[[], TokenOutcome] | None, request: EngineRequest
     ) -> CommitCoords:
-        outcome = None if tokens is None else tokens()
-        if not isinstance(outcome, ExactTokens):
-            reason = ENGINE_REPORTS_NO_TOKENS if outcome is None else f"{outcome.reason}: {outcome.detail}"
+        try:
+            outcome = None if tokens is None else tokens()
+            if not isinstance(outcome, ExactTokens):
+                reason = ENGINE_REPORTS_NO_TOKENS if outcome is None else f"{outcome.reason}: {outcome.detail}"
+                return await self._capture.fail_call(call, reason=reason)
+            extras = _extras(outcome, await _staged_routes(outcome, call.admission.prev_len, request))
+        except Exception as error:  # noqa: BLE001 - boundary: whatever an engine's report holds, its answer is served
+            reason = f"its tokens cannot be read: {type(error).__name__}: {error}"
             return await self._capture.fail_call(call, reason=reason)
-        routes = await _staged_routes(outcome, call.admission.prev_len, request)
         coords = await self._capture.complete_call(
             call,
             prompt_token_ids=outcome.prompt_token_ids,
             generated_token_ids=outcome.generation_token_ids,
             generated_logprobs=outcome.generation_log_probs,
-            extras=_extras(outcome, routes),
+            extras=extras,
         )
         if coords.staging_key is not None and coords.chain_hash is not None:
             whole = join_tokens([outcome.prompt_token_ids, outcome.generation_token_ids])

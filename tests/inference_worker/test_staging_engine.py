@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -277,6 +277,23 @@ async def test_routes_of_experts_are_those_of_the_staged_tokens(start: int) -> N
         found.append(decode_routed_experts(extras["routed_experts"]).values.ravel().tolist())
     await capture.aclose()
     assert found == [[-1 if start else 1, 2, -1], [4, -1]]
+
+
+async def test_a_report_that_cannot_be_read_costs_no_answer() -> None:
+    ids, no_array = np.array([5], np.uint32), cast("Any", None)
+    unreadable = ExactTokens(no_array, ids, np.array([-0.5], np.float32), routed_experts="routes")
+    answer = ScriptedAnswer([b'{"id":"a","choices":[{"message":{}}]}'], tokens=unreadable)
+    staging = MemoryStaging()
+    capture = AsyncRolloutTokenCapture(RolloutTokenCapture(staging, lambda: 0))
+    inner = FakeEngine(script=lambda _: answer, token_dialects=[CHAT])
+    body = {"messages": USER, "ng_capture": root()}
+    reply = await StagingEngine(inner, capture, StagedPrefixes(staging)).answer(
+        EngineRequest(CHAT, body, json.dumps(body).encode())
+    )
+    said = json.loads(await reply.read())
+    await capture.aclose()
+    assert (said["id"], said["ng_commit_coords"]["disposition"]) == ("a", "capture_failed")
+    assert (len(staging), capture.failures["failed_by_caller"]) == (0, 1)
 
 
 async def test_other_dialects_pass_and_cannot_be_admitted(worker: Worker) -> None:
