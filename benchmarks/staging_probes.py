@@ -178,11 +178,17 @@ def stage_call(capture: RolloutTokenCapture, number: int, inputs: Inputs) -> Com
     return coords
 
 
+def meet(pool: ThreadPoolExecutor, threads: int) -> None:
+    """Return once all threads of a pool are there, with their stacks."""
+    line = threading.Barrier(threads)
+    list(pool.map(lambda _: line.wait(), range(threads)))
+
+
 def stage_from(callers: int, sink: ParquetStagingSink, inputs: Sequence[Inputs]) -> tuple[float, list[str]]:
     """Complete calls from so many threads; return the seconds, and the keys."""
     capture = RolloutTokenCapture(sink, lambda: 1)
     with ThreadPoolExecutor(callers) as pool:
-        list(pool.map(lambda _: time.sleep(0.001), range(callers)))  # all threads are there
+        meet(pool, callers)
         begun = time.perf_counter()
         found = list(pool.map(lambda number: stage_call(capture, number, inputs[number]), range(len(inputs))))
         took = time.perf_counter() - begun
@@ -282,7 +288,7 @@ def probe_waiting(directory: Path, tokens: int, calls: int) -> dict[str, float]:
     store = HeldStore(directory / "held")
     sink = ParquetStagingSink(store.root, store=store, max_pending_bytes=1 << 40, timeout_s=600)
     with ThreadPoolExecutor(calls) as pool:
-        list(pool.map(lambda _: time.sleep(0.02), range(calls)))  # all threads are there, with their stacks
+        meet(pool, calls)
         give_back()
         before = memory_bytes("VmRSS")
         staged = [pool.submit(sink.stage, record) for record in records_of(inputs_of(calls, each, each // 2))]
