@@ -8,15 +8,19 @@ from contextlib import AsyncExitStack
 from starlette.types import ASGIApp
 
 from gym_ray.actors.http_host import HttpHost
+from gym_ray.actors.worker_metrics import WorkerMetricsPublisher
 from gym_ray.inference_worker.app import build_worker_app
 from gym_ray.inference_worker.prefixes import StagedPrefixes
 from gym_ray.inference_worker.staging_engine import StagingEngine
 from gym_ray.inference_worker.weights import WeightVersion
 from gym_ray.model_server.engines import build_engine
 from gym_ray.settings import ServerSettings, StagingSettings
-from gym_ray.storage.opening import open_store
 from gym_ray.token_id_capture.staging import AsyncRolloutTokenCapture, RolloutTokenCapture
-from gym_ray.token_id_capture.staging.parquet import ParquetStagingSink, ParquetStagingSource
+from gym_ray.token_id_capture.staging.parquet import (
+    ParquetStagingSink,
+    ParquetStagingSource,
+    open_staging_store,
+)
 
 __all__ = ["InferenceWorkerHost"]
 
@@ -51,27 +55,25 @@ class InferenceWorkerHost(HttpHost):
 
     async def _open(self) -> ASGIApp:
         engine = build_engine(self._settings, local_engine_url=self._engine_url)
-        where, options = self._staging.where, self._staging.storage_options
-        store = open_store(where, storage_options=options)
+        where = self._staging.where
+        store = open_staging_store(where, self._staging.storage_options)
         self._parts.push_async_callback(asyncio.to_thread, store.close)
         weights = await asyncio.to_thread(WeightVersion.kept_in, store, self._name)
-        source = await asyncio.to_thread(ParquetStagingSource, where, storage_options=options)
+        source = await asyncio.to_thread(ParquetStagingSource, where, store=store)
         self._parts.push_async_callback(asyncio.to_thread, source.close)
-        sink = await asyncio.to_thread(
-            ParquetStagingSink,
-            where,
-            partition=self._staging.partition,
-            storage_options=options,
-            timeout_s=self._staging.timeout_s,
-        )
+        timeout_s, partition = self._staging.timeout_s, self._staging.partition
+        sink = await asyncio.to_thread(ParquetStagingSink, where, partition=partition, timeout_s=timeout_s, store=store)
         self._parts.push_async_callback(asyncio.to_thread, sink.close)
         capture = AsyncRolloutTokenCapture(
-            RolloutTokenCapture(sink, weights), max_concurrent=_CALLS_AT_ONCE, timeout_s=self._staging.timeout_s
+            RolloutTokenCapture(sink, weights), max_concurrent=_CALLS_AT_ONCE, timeout_s=timeout_s
         )
+        metrics = WorkerMetricsPublisher(capture, self._name)
+        self._parts.push_async_callback(metrics.close)
         self._parts.push_async_callback(capture.aclose)
         staging = StagingEngine(engine, capture, StagedPrefixes(source))
         self._parts.push_async_callback(staging.aclose)
         await staging.start()
+        metrics.start()
         return build_worker_app(staging, weights, name=self._name, api_key=self._api_key)
 
     async def _release(self) -> None:
