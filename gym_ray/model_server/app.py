@@ -126,10 +126,7 @@ def build_app(
     if capture is not None:
         routes.append(Route(QUIESCE_PATH, quiesce_endpoint(capture, run_token, tokens), methods=["POST"]))
     if external is not None:
-        routes += control_routes(external.ledger, external.control_token)
-        if external.worker is not None:
-            forwarded = forwarded_weight_version(external.worker, service.check_token)
-            routes.append(Route(WEIGHT_VERSION_PATH, forwarded, methods=["POST"]))
+        routes += _staging_routes(external, service.check_token)
     if tokens is not None:
         endpoint = weight_version_endpoint(tokens, service.check_token)
         routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))
@@ -142,6 +139,14 @@ def build_app(
         ],
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
+
+
+def _staging_routes(external: ExternalStaging, check_token: Callable[[Request], None]) -> list[Route]:
+    routes = control_routes(external.ledger, external.control_token)
+    if external.worker is not None:
+        endpoint = forwarded_weight_version(external.worker, check_token)
+        routes.append(Route(WEIGHT_VERSION_PATH, endpoint, methods=["POST"]))
+    return routes
 
 
 def _unobserved_training_calls(tokens: TokenCapture, options: AppOptions) -> UnobservedTrainingCalls:
