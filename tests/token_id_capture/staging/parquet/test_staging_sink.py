@@ -281,7 +281,7 @@ def test_what_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="partition"):
         ParquetStagingSink(tmp_path, partition="a/b")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError):
+    with pytest.raises(SettingsError, match="is a file, not a directory"):
         ParquetStagingSink(tmp_path / "file" / "staging")
 
 
