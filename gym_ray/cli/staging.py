@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gym_ray.errors import CaptureError, GymRayError, InputError
+from gym_ray.errors import CaptureError, GymRayError, StorageError
 
 __all__ = ["staging_app"]
 
@@ -80,16 +80,50 @@ def compact(
     Old segments are removed by the first run after their delay; a run that was cut short is finished by the next.
     Exit code 1 if something had to be left as it is.
     """
-    from gym_ray.cli.staging_report import open_place
+    from gym_ray.cli.staging_report import open_place, require_partition
     from gym_ray.cli.staging_view import print_compaction, print_json
     from gym_ray.token_id_capture.staging.parquet import CompactionRules, compact
 
     rules = CompactionRules(max_calls=max_calls, delay_s=delay_s, forget_dropped_after_s=forget_dropped_after_s)
+    store = open_place(where, storage_options)
     with _named(where):
-        report = compact(open_place(where, storage_options), partition=partition, rules=rules)
+        if partition is not None:
+            require_partition(store, partition)
+        report = compact(store, partition=partition, rules=rules)
     print_json(asdict(report)) if as_json else print_compaction(report)
     if report.problems:
         raise typer.Exit(1)
+
+
+@staging_app.command("manifest")
+def manifest(
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of a ledger: token_id_capture.dir.", metavar="LEDGER_DIR")
+    ],
+    rollout_id: Annotated[str, typer.Argument(help="Rollout id, such as 0-0 or 3-1-a1.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for it, replaced as a whole.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Print the manifest of a rollout as JSON: its calls with their staging keys, and those that were lost.
+
+    `gym-ray staging retire` takes it. Nothing is changed.
+    """
+    from gym_ray.cli.manifests import ledger_manifest
+    from gym_ray.storage.posix import OWNER_ONLY, PosixStore
+
+    found = ledger_manifest(directory, rollout_id)
+    text = found.model_dump_json(indent=2) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    target = output.absolute()
+    if target.is_dir():
+        raise StorageError(f"{output}: is a directory, not a file; name a file for the manifest")
+    PosixStore(target.parent, mode=OWNER_ONLY).publish(target.name, text.encode())
+    Console(stderr=True, highlight=False).print(
+        f"{len(found.records)} calls and {len(found.failures)} lost ones are in {output}", soft_wrap=True, markup=False
+    )
 
 
 @staging_app.command("retire")
@@ -97,27 +131,26 @@ def retire(
     where: Place,
     manifest: Annotated[
         Path,
-        typer.Argument(help="JSON file of a rollout's manifest, as a ledger gives it.", metavar="MANIFEST"),
+        typer.Argument(help="JSON file that `gym-ray staging manifest … --output` wrote.", metavar="MANIFEST"),
     ],
     storage_options: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Retire every call of a manifest: its keys lead nowhere from now on, and compaction frees the space."""
+    from gym_ray.cli.manifests import read_manifest
     from gym_ray.cli.staging_report import open_place
     from gym_ray.cli.staging_view import print_json
-    from gym_ray.token_id_capture.staging import RolloutManifest
     from gym_ray.token_id_capture.staging.parquet import ParquetStagingSource
 
-    try:
-        wanted = RolloutManifest.model_validate_json(manifest.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(manifest, 0, "", f"it is no manifest of a rollout: {error}") from error
+    wanted = read_manifest(manifest)
     with _named(where), ParquetStagingSource(where, store=open_place(where, storage_options)) as source:
         retired = source.retire(wanted)
     if as_json:
         print_json({"rollout_id": wanted.rollout_id, "calls": len(wanted.records), "newly_retired": retired})
-    else:
-        Console(highlight=False).print(f"{retired} of {len(wanted.records)} calls were retired; the others had been")
+        return
+    console, calls = Console(highlight=False), len(wanted.records)
+    before = f"; {calls - retired} had been before" if calls > retired else ""
+    console.print(f"rollout {wanted.rollout_id}: {retired} of {calls} calls were retired{before}", soft_wrap=True)
 
 
 @contextmanager

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.errors import SettingsError
+from gym_ray.errors import CaptureError, SettingsError
 from gym_ray.storage.store import SegmentStore
-from gym_ray.token_id_capture.staging.parquet import AttachmentView, ParquetStagingSource, open_staging_store
+from gym_ray.token_id_capture.staging.parquet import (
+    AttachmentView,
+    ParquetStagingSource,
+    list_partitions,
+    open_staging_store,
+)
 
-__all__ = ["call_document", "open_place"]
+__all__ = ["call_document", "open_place", "require_partition"]
 
 
 def open_place(where: str, storage_options: str | None) -> SegmentStore:
@@ -29,6 +34,19 @@ def open_place(where: str, storage_options: str | None) -> SegmentStore:
         if not isinstance(options, dict):
             raise SettingsError("command line", "--storage-options", "it is no JSON object", 'such as {"anon": true}')
     return open_staging_store(where if "://" in where else str(Path(where).absolute()), options)
+
+
+def require_partition(store: SegmentStore, partition: str) -> None:
+    """Make sure that a store has a partition, or had one whose segments are gone.
+
+    Raises:
+        CaptureError: It has none of this name; those that it has are named.
+        StorageError: The store could not be read.
+    """
+    present = list_partitions(store)
+    if partition not in present:
+        there_are = f"there are {', '.join(present)}" if present else "there is none yet"
+        raise CaptureError(f"{store.place}: there is no partition {partition!r}; {there_are}")
 
 
 def call_document(store: SegmentStore, key: str) -> dict[str, Any]:

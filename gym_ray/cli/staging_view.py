@@ -18,6 +18,8 @@ from gym_ray.token_id_capture.staging.parquet import CompactionReport, ListedCal
 __all__ = ["print_call", "print_calls", "print_compaction", "print_json", "print_survey", "survey_document"]
 
 _SHOWN = 2000
+_ENDLESS = 10_000
+"""Columns, more than any line has."""
 _MAIN = ("rollout_id", "model_call_id", "parent_call_id", "mode", "weight_version", "prev_len", "delta_len", "cum_len")
 _HASHES = ("digest", "extras_digest", "chain_hash", "cumulative_hash")
 
@@ -45,7 +47,7 @@ def survey_document(found: StoreSurvey) -> dict[str, Any]:
 
 def print_survey(found: StoreSurvey) -> None:
     """Print what a store holds: one line a partition and kind, then what else there is."""
-    console = Console(highlight=False)
+    console = _unfolded()
     console.print(f"[bold]staging store[/] {found.store_id}  [dim]{escape(found.place)}", soft_wrap=True)
     table = Table("partition", "kind", "segments", "size", "writers", "moved", "to be freed", box=None)
     for column in table.columns[2:]:
@@ -60,25 +62,30 @@ def print_survey(found: StoreSurvey) -> None:
 
 
 def print_calls(calls: Sequence[ListedCall]) -> None:
-    """Print a table of calls with their keys."""
-    console = Console(highlight=False)
+    """Print a line for each key that was handed out; a call that several sinks staged has several."""
     table = Table("rollout", "call", "attachments", "state", "key", box=None)
-    for column in table.columns:
-        column.overflow = "fold"
     for call in calls:
         attachments = str(call.attachments) if call.attachments else ""
         state = "retired" if call.retired else "staged"
-        table.add_row(escape(call.rollout_id), escape(call.model_call_id), attachments, state, call.key)
-    console.print(table if calls else "no staged calls")
+        for key in (call.key, *call.other_keys):
+            table.add_row(escape(call.rollout_id), escape(call.model_call_id), attachments, state, key)
+    _unfolded().print(table if calls else "no staged calls")
+
+
+def _unfolded() -> Console:
+    """Return a console that never folds a line: a key that was cut in two is found by nobody, and none by grep."""
+    return Console(highlight=False, width=_ENDLESS)
 
 
 def print_call(call: Mapping[str, Any]) -> None:
     """Print one call: its links, how many tokens, its hashes, extras and attachments."""
     console = Console(highlight=False)
-    console.rule(f"[bold]{escape(call['key'])}", align="left")
+    console.print(f"[bold]{escape(call['key'])}", soft_wrap=True)
     for name in (*_MAIN, "generated", "mean_log_prob", *_HASHES):
-        if call[name] is not None:
-            console.print(f"[dim]{name:<16}[/] {escape(str(call[name]))}", soft_wrap=True)
+        value = call[name]
+        if value is not None:
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            console.print(f"[dim]{name:<16}[/] {escape(shown)}", soft_wrap=True)
     if call["extras"] is not None:
         text = exact_json.dumps(call["extras"]).decode()
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters; --json shows all)"

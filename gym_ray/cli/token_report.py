@@ -22,6 +22,7 @@ from gym_ray.token_id_capture.store import TokenCaptureStore
 __all__ = ["RolloutTokens", "print_json", "read_tokens"]
 
 _MODEL_CALLS = "*.capture.jsonl"
+_LEDGERS = "*.lineage.*"
 _NAMED = 8
 
 
@@ -127,6 +128,11 @@ def _unknown(store: TokenCaptureStore, rollout_id: str) -> str:
         return f"{message}; there are {_some(near)}"
     if any(directory.glob(_MODEL_CALLS)):
         return f"{message}; it holds model calls alone, which `gym-ray captures show` shows"
+    if any(directory.glob(_LEDGERS)):
+        return (
+            f"{message}; it is the ledger of a run whose inference workers keep the tokens: `gym-ray staging manifest "
+            f"{directory} {rollout_id}` shows its calls, and `gym-ray staging show WHERE KEY` the tokens of one"
+        )
     return f"{message}, nor of any other; name the token_id_capture.dir of a run that captures tokens"
 
 

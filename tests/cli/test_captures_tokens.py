@@ -220,3 +220,13 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     entry = call_entry("[red]c", [1], [2], model="[bold]m", response_id="[/]")
     output = run(stored(tmp_path, entry), "3-1")
     assert "call [red]c  begins a conversation  model [bold]m  response [/]" in output
+
+
+def test_the_ledger_of_staged_calls_is_named_with_the_commands_that_show_it(tmp_path: Path) -> None:
+    (tmp_path / "3-1.lineage.jsonl").write_text("{}\n")
+    with pytest.raises(
+        CaptureError, match="it is the ledger of a run whose inference workers keep the tokens"
+    ) as caught:
+        run(tmp_path, "3-1")
+    assert f"`gym-ray staging manifest {tmp_path} 3-1` shows its calls" in str(caught.value)
+    assert "`gym-ray staging show WHERE KEY`" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,10 +14,24 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_ray.cli.app import app
-from gym_ray.errors import CaptureError, ForeignKeyError, InputError, SettingsError, StagedCallMissingError
+from gym_ray.errors import (
+    CaptureError,
+    ForeignKeyError,
+    InputError,
+    RolloutIdError,
+    RolloutRetiredError,
+    SettingsError,
+    StagedCallMissingError,
+    StorageError,
+)
 from gym_ray.testing.staged_rollout import StagedRollout
 from gym_ray.testing.token_source import call_entry
-from gym_ray.token_id_capture.staging import RolloutManifest, StagedCallRecord
+from gym_ray.token_id_capture.staging import (
+    CaptureLedgerCommit,
+    FileCaptureLedger,
+    RolloutManifest,
+    StagedCallRecord,
+)
 from gym_ray.token_id_capture.staging.parquet import (
     ParquetStagingSink,
     ParquetStagingSource,
@@ -90,7 +105,40 @@ def test_calls_are_listed_with_keys_that_work(tmp_path: Path) -> None:
     with ParquetStagingSource(tmp_path) as source:
         found = source.fetch([call["key"] for call in after[:2]])
     assert [snapshot.digest for snapshot in found] == [record.digest for record in rollout.records.values()]
-    assert keys["c1"] not in run("show", tmp_path, "--calls")
+    assert [call["key"] for call in after] == [keys["c1"], keys["c2"], keys["d1"]]
+    assert keys["c1"] in run("show", tmp_path, "--calls")
+
+
+def test_a_key_stays_the_one_that_was_handed_out_however_often_its_call_is_moved(tmp_path: Path) -> None:
+    _, keys = stage(tmp_path)
+    run("compact", tmp_path, "--delay-s", 0)
+    record = StagedRollout("0-2").add("e1", [1], [2])
+    with ParquetStagingSink(tmp_path) as one, ParquetStagingSink(tmp_path) as other:
+        handed_out = {one.stage(record).staging_key, other.stage(record).staging_key}
+    assert len([call for call in run_json("show", tmp_path, "--calls") if call["model_call_id"] == "e1"]) == 2
+    run("compact", tmp_path, "--delay-s", 0)
+    run("compact", tmp_path, "--delay-s", 0)
+    listed = run_json("show", tmp_path, "--calls")
+    assert [call["key"] for call in listed if call["model_call_id"] != "e1"] == [keys["c1"], keys["c2"], keys["d1"]]
+    found = [key for call in listed if call["model_call_id"] == "e1" for key in (call["key"], *call["other_keys"])]
+    assert set(found) == handed_out
+    lines = [line.split() for line in run("show", tmp_path, "--calls").splitlines()]
+    assert {line[-1] for line in lines if "e1" in line} == handed_out
+    with ParquetStagingSource(tmp_path) as source:
+        assert [source.fetch([key])[0].model_call_id for key in found] == ["e1", "e1"]
+
+
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_no_line_is_folded(tmp_path: Path, columns: str) -> None:
+    _, keys = stage(tmp_path)
+    command = ["staging", "show", str(tmp_path)]
+    shown = CliRunner(env={"COLUMNS": columns}).invoke(app, [*command, "--calls"], catch_exceptions=False).output
+    lines = [line.split() for line in shown.splitlines()]
+    assert [(line[1], line[-1]) for line in lines[1:]] == [("c1", keys["c1"]), ("c2", keys["c2"]), ("d1", keys["d1"])]
+    one = CliRunner(env={"COLUMNS": columns}).invoke(app, [*command, keys["c2"]], catch_exceptions=False).output
+    assert keys["c2"] in one.splitlines()
+    survey = CliRunner(env={"COLUMNS": columns}).invoke(app, command, catch_exceptions=False).output
+    assert str(tmp_path) in survey.splitlines()[0]
 
 
 def test_one_call_is_shown(tmp_path: Path) -> None:
@@ -102,6 +150,7 @@ def test_one_call_is_shown(tmp_path: Path) -> None:
     assert document["token_ids_delta"] == [4, 5, 6]
     sampled = rollout.records["c2"].generation_log_probs_delta.tolist()[1:]
     assert (document["generated"], document["mean_log_prob"]) == (2, sum(sampled) / 2)
+    assert f"mean_log_prob    {document['mean_log_prob']:.4g}\n" in text
     assert document["extras"] == rollout.records["c2"].extras
     assert [(one["name"], one["dtype"], one["shape"]) for one in document["attachments"]] == [
         ("pixels", "float32", [2, 3]),
@@ -157,11 +206,109 @@ def test_a_manifest_is_retired(tmp_path: Path) -> None:
     rollout, keys = stage(tmp_path / "store")
     path = manifest(rollout, keys, tmp_path / "manifest.json")
     assert run_json("retire", tmp_path / "store", path) == {"rollout_id": "0-0", "calls": 2, "newly_retired": 2}
-    assert "0 of 2 calls were retired" in run("retire", tmp_path / "store", path)
+    again = run("retire", tmp_path / "store", path)
+    assert again == "rollout 0-0: 0 of 2 calls were retired; 2 had been before\n"
     assert [call["retired"] for call in run_json("show", tmp_path / "store", "--calls")] == [True, True, False]
     assert run_json("show", tmp_path / "store")["retirements"] == 1
     with pytest.raises(StagedCallMissingError, match="was retired"):
         run("show", tmp_path / "store", keys["c1"])
+
+
+async def fill_ledger(root: Path, rollout: StagedRollout, keys: dict[str, str]) -> Path:
+    ledger = FileCaptureLedger(root)
+    items = [{"role": "user", "content": "hello"}]
+    for row in rollout.rows:
+        record = row.model_copy(update={"staging_key": keys[row.model_call_id]})
+        commit = CaptureLedgerCommit(
+            rollout_id=rollout.rollout_id, record=record, request_items=items, response_items=[]
+        )
+        await ledger.record(commit)
+    await ledger.record_failure(rollout.rollout_id, "lost", "worker_capture_failed")
+    await ledger.close()
+    return root
+
+
+def test_a_manifest_comes_from_a_ledger_and_is_retired(tmp_path: Path) -> None:
+    rollout, keys = stage(tmp_path / "store")
+    ledger = asyncio.run(fill_ledger(tmp_path / "ledger", rollout, keys))
+    files = {path.name: path.read_bytes() for path in ledger.iterdir()}
+    printed = RolloutManifest.model_validate_json(run("manifest", ledger, "0-0"))
+    assert [row.staging_key for row in printed.records] == [keys["c1"], keys["c2"]]
+    assert [failure.model_call_id for failure in printed.failures] == ["lost"]
+    file = tmp_path / "manifest.json"
+    file.write_text("replaced as a whole")
+    run("manifest", ledger, "0-0", "--output", file)
+    assert RolloutManifest.model_validate_json(file.read_bytes()) == printed
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {path.name: path.read_bytes() for path in ledger.iterdir()} == files
+    assert "2 of 2 calls were retired\n" in run("retire", tmp_path / "store", file)
+
+
+def test_a_manifest_that_there_is_not(tmp_path: Path) -> None:
+    rollout, keys = stage(tmp_path / "store")
+    ledger = asyncio.run(fill_ledger(tmp_path / "ledger", rollout, keys))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+
+    async def retire() -> None:
+        made = FileCaptureLedger(tmp_path / "retired")
+        await made.retire(["0-0"])
+        await made.close()
+
+    asyncio.run(retire())
+    cases: list[tuple[type[Exception], str, list[object]]] = [
+        (CaptureError, "the ledger has no rollout 0-9; there are 0-0$", [ledger, "0-9"]),
+        (CaptureError, "has no rollout 0-0; it holds none at all", [tmp_path / "empty", "0-0"]),
+        (CaptureError, "no such directory; name the token_id_capture.dir", [tmp_path / "none", "0-0"]),
+        (CaptureError, "is a file, not a directory", [tmp_path / "file", "0-0"]),
+        (RolloutRetiredError, "retired: rollout '0-0' is retired", [tmp_path / "retired", "0-0"]),
+        (RolloutIdError, "cannot be a rollout id", [ledger, "a b"]),
+        (StorageError, "is a directory, not a file", [ledger, "0-0", "--output", tmp_path]),
+    ]
+    for kind, message, arguments in cases:
+        with pytest.raises(kind, match=message) as caught:
+            run("manifest", *arguments)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_no_manifest_says_what_to_pass(tmp_path: Path) -> None:
+    rollout, keys = stage(tmp_path / "store")
+    ledger = asyncio.run(fill_ledger(tmp_path / "ledger", rollout, keys))
+    (tmp_path / "README.md").write_text("# read me")
+    (tmp_path / "other.json").write_text('{"rollout_id": "r", "records": [{"digest": 3}], "more": 1}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "bytes.json").write_bytes(b"\xff")
+    remedy = "; pass what `gym-ray staging manifest LEDGER_DIR ROLLOUT_ID --output FILE` wrote"
+    for path, problem in (
+        (tmp_path / "missing.json", "there is no such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (ledger / "0-0.lineage.jsonl", "it is the ledger of a rollout, not its manifest"),
+        (tmp_path / "README.md", "it is no manifest of a rollout (it is no JSON document)"),
+        (tmp_path / "bytes.json", "it is no manifest of a rollout (it is no JSON document)"),
+        (tmp_path / "list.json", "it is no manifest of a rollout (Input should be an object)"),
+        (tmp_path / "other.json", "it is no manifest of a rollout (records.0.model_call_id: Field required)"),
+    ):
+        with pytest.raises(InputError) as caught:
+            run("retire", tmp_path / "store", path)
+        assert str(caught.value) == f"{path}: {problem}{remedy}"
+
+
+def test_a_partition_that_there_is_not_is_an_error(tmp_path: Path) -> None:
+    rollout, keys = stage(tmp_path)
+    with pytest.raises(CaptureError, match=r"there is no partition 'nope'; there are default$"):
+        run("compact", tmp_path, "--partition", "nope")
+    run("compact", tmp_path, "--partition", "default")
+    run("retire", tmp_path, manifest(rollout, keys, tmp_path.parent / "manifest.json"))
+    run("compact", tmp_path, "--partition", "default", "--delay-s", 0)
+
+
+def test_a_partition_of_a_store_without_any(tmp_path: Path) -> None:
+    ParquetStagingSink(tmp_path).close()
+    with pytest.raises(CaptureError, match="there is no partition 'default'; there is none yet"):
+        run("compact", tmp_path, "--partition", "default")
+    with pytest.raises(CaptureError, match="no staging store is here"):
+        run("compact", tmp_path / "nothing", "--partition", "default")
 
 
 def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path) -> None:
@@ -181,7 +328,13 @@ def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path) -> None:
         (ForeignKeyError, "belongs to store", ["show", tmp_path / "store", foreign["c1"]]),
         (ForeignKeyError, "belongs to store", ["retire", tmp_path / "store", path]),
         (InputError, "bad.json: it is no manifest", ["retire", tmp_path / "store", tmp_path / "bad.json"]),
-        (InputError, "missing.json: it is no manifest", ["retire", tmp_path / "store", tmp_path / "missing.json"]),
+        (InputError, "missing.json: there is no such file", ["retire", tmp_path / "store", tmp_path / "missing.json"]),
+        (SettingsError, "bad.json: is a file, not a directory", ["show", tmp_path / "bad.json"]),
+        (
+            SettingsError,
+            "storage_options.endpoint: .* did you mean endpoint_url",
+            ["show", "s3://b/p", "--storage-options", '{"endpoint": "x"}'],
+        ),
         (SettingsError, "--storage-options", ["show", tmp_path / "store", "--storage-options", "[1]"]),
         (
             SettingsError,

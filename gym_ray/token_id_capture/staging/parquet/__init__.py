@@ -9,7 +9,13 @@ from gym_ray.token_id_capture.staging.parquet.ipc import decode_call, encode_cal
 from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
 from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
-from gym_ray.token_id_capture.staging.parquet.survey import ListedCall, StoreSurvey, list_calls, survey_store
+from gym_ray.token_id_capture.staging.parquet.survey import (
+    ListedCall,
+    StoreSurvey,
+    list_calls,
+    list_partitions,
+    survey_store,
+)
 from gym_ray.token_id_capture.staging.parquet.token_lineage import ParquetLineageResolver
 from gym_ray.token_id_capture.staging.parquet.token_sink import ParquetTokenSink
 from gym_ray.token_id_capture.staging.parquet.token_source import ParquetTokenSource
@@ -29,6 +35,7 @@ __all__ = [
     "decode_call",
     "encode_call",
     "list_calls",
+    "list_partitions",
     "open_staging_store",
     "survey_store",
 ]

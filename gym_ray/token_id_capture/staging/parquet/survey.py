@@ -11,6 +11,7 @@ from typing import Final
 from gym_ray.errors import CaptureError, StorageMissingError
 from gym_ray.storage.store import SegmentStore
 from gym_ray.token_id_capture.staging.parquet.compaction_plan import is_plan
+from gym_ray.token_id_capture.staging.parquet.first_places import FirstPlaces, moved_segment
 from gym_ray.token_id_capture.staging.parquet.identity import read_identity
 from gym_ray.token_id_capture.staging.parquet.keys import SegmentKey
 from gym_ray.token_id_capture.staging.parquet.layout import (
@@ -20,12 +21,12 @@ from gym_ray.token_id_capture.staging.parquet.layout import (
     SegmentName,
     parse_segment_name,
 )
-from gym_ray.token_id_capture.staging.parquet.moves import note_name
+from gym_ray.token_id_capture.staging.parquet.moves import Place, note_name
 from gym_ray.token_id_capture.staging.parquet.retirement import Retirements
 from gym_ray.token_id_capture.staging.parquet.segment_reader import SegmentReader
 from gym_ray.token_id_capture.staging.parquet.stored_calls import stored_calls
 
-__all__ = ["KindSurvey", "ListedCall", "StoreSurvey", "list_calls", "survey_store"]
+__all__ = ["KindSurvey", "ListedCall", "StoreSurvey", "list_calls", "list_partitions", "survey_store"]
 
 _MAX_PARALLEL: Final = 8
 
@@ -55,13 +56,23 @@ class StoreSurvey:
 
 @dataclass(frozen=True, slots=True)
 class ListedCall:
-    """One staged call, under a key that leads to it."""
+    """One staged call, under the key that its caller was given; compaction changes no key.
+
+    Attributes:
+        rollout_id: Its rollout.
+        model_call_id: Its id.
+        attachments: How many it has, items of lists counted one by one.
+        retired: Whether its keys lead nowhere any more.
+        key: Leads to it.
+        other_keys: What further sinks that staged the same call handed out, once compaction has made one row of theirs.
+    """
 
     rollout_id: str
     model_call_id: str
     attachments: int
     retired: bool
     key: str
+    other_keys: tuple[str, ...] = ()
 
 
 def survey_store(store: SegmentStore) -> StoreSurvey:
@@ -102,22 +113,50 @@ def list_calls(store: SegmentStore) -> list[ListedCall]:
     Raises:
         CaptureError: The place is no staging store.
         StorageError: It could not be read.
-        ValueError: A segment is damaged.
+        ValueError: A segment, or a note of a compaction, is damaged.
     """
     store_id = _store_id(store)
     retired = Retirements(store).all(_MAX_PARALLEL)
     names = set(store.list())
+    with ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="staging-survey") as pool:
+        first = FirstPlaces(store, names, pool)
     found = []
     for segment in sorted(filter(None, map(parse_segment_name, names)), key=str):
         if segment.kind != CALLS_KIND or _is_moved(segment, names):
             continue
         for call in stored_calls(SegmentReader(store, str(segment))):
             who = call.identity
-            key = SegmentKey(
-                store_id, segment.partition, segment.writer, segment.seq, call.row_group, call.row, who.digest[:8]
+            places = first.of(Place(str(segment), call.row_group, call.row))
+            key, *others = (_key(store_id, place, who.digest) for place in places)
+            found.append(
+                ListedCall(who.rollout_id, who.model_call_id, len(call.media or ()), who in retired, key, tuple(others))
             )
-            found.append(ListedCall(who.rollout_id, who.model_call_id, len(call.media or ()), who in retired, str(key)))
     return sorted(found, key=lambda call: (call.rollout_id, call.model_call_id, call.key))
+
+
+def list_partitions(store: SegmentStore) -> list[str]:
+    """Return the partitions that something was ever written to, also if compaction has left nothing of it.
+
+    Raises:
+        CaptureError: The place is no staging store.
+        StorageError: The store could not be read.
+    """
+    _store_id(store)
+    found = {
+        segment.partition
+        for name in store.list()
+        for segment in (parse_segment_name(name), moved_segment(name))
+        if segment
+    }
+    return sorted(found)
+
+
+def _key(store_id: str, place: Place, digest: str) -> str:
+    segment = parse_segment_name(place.segment)
+    if segment is None:
+        raise ValueError(f"{place.segment!r} is no segment")
+    at = (segment.partition, segment.writer, segment.seq, place.row_group, place.row)
+    return str(SegmentKey(store_id, *at, digest[:8]))
 
 
 def _store_id(store: SegmentStore) -> str:
