@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gym_ray.errors import SettingsError, StorageError
+from gym_ray.errors import SettingsError
 from gym_ray.storage.posix import PosixStore
 from gym_ray.testing.numbered_calls import media_of_call, numbered_call
 from gym_ray.testing.storage_faults import FaultyCalls
