@@ -96,7 +96,7 @@ class TokenIdCaptureConfig(FrozenModel):
         lineage_store_kwargs: What it is made with.
         rebuild_response: Put the built trajectory into the rollout's record.
         training_rows: Also put compact training rows into the record: of the ``main`` chain, or of ``all`` chains, each
-            with a verdict of its own.
+            with a verdict of its own. Not with ``external_staging``.
         retire_after_delivery: Remove a capture once the record that holds its tokens is durable; a masked one stays.
         allow_unresolved_continuations: Go without a lineage store: rollouts of more than one call are then masked.
         delta_records: Store only the part of a prompt that its parent lacks (W2).
@@ -108,7 +108,8 @@ class TokenIdCaptureConfig(FrozenModel):
         external_staging: Inference workers keep the tokens themselves.
         external_staging_backend: What those workers are.
         staging: Where the workers that this run hosts itself keep them: those of ``local_model`` servers.
-        control_auth_token_env: Environment variable that holds the bearer of their control routes.
+        control_auth_token_env: Environment variable that holds the bearer of their control routes: six characters or
+            more, or it could not be kept out of evidence.
     """
 
     enabled: bool = False
@@ -140,6 +141,11 @@ class TokenIdCaptureConfig(FrozenModel):
             raise ValueError("external_staging is only for captured calls: set enabled to true as well")
         if self.external_staging and self.rebuild_response:
             raise ValueError("external_staging keeps the tokens with the workers: set rebuild_response to false")
+        if self.external_staging and self.training_rows != "none":
+            raise ValueError(
+                "external_staging keeps the tokens with the workers, so that no record can hold training rows: set "
+                "training_rows to none, and read the rows from the staging store"
+            )
         if self.external_staging_backend == "megatron_worker" and not self.external_staging:
             raise ValueError("external_staging_backend megatron_worker works with external_staging: true alone")
         if self.staging is not None and not self.external_staging:
@@ -208,8 +214,6 @@ def _unused_by_workers(config: TokenIdCaptureConfig) -> list[str]:
     if not config.external_staging:
         return []
     unused = [name for name in ("sink", "source") if getattr(config, name) is not None]
-    if config.training_rows != "none":
-        unused.append("training_rows")
     return [f"{_BLOCK}.{name} is not used: the inference workers keep the tokens" for name in unused]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gym_ray.errors import SettingsError
+from gym_ray.settings.problems import MIN_SECRET_CHARS
 from gym_ray.settings.token_capture import (
     NonGeneratingRequest,
     TokenCaptureSettings,
@@ -185,7 +186,7 @@ def build_external_staging(
         hosted: The worker, where the run hosts it.
 
     Raises:
-        SettingsError: There is no token, or the ledger cannot be what it has to be.
+        SettingsError: There is no token, or a short one, or the ledger cannot be what it has to be.
         CaptureError: Files of the ledger cannot be created, synced or locked.
     """
     if not config.enabled or not config.external_staging:
@@ -193,6 +194,7 @@ def build_external_staging(
     if not control_token:
         problem = f"the token of the control routes is missing; {config.control_auth_token_env} should hold it"
         raise SettingsError("environment", f"{_BLOCK}.control_auth_token_env", problem, "set it where the run starts")
+    _check_length(config.control_auth_token_env, control_token)
     ledger = build_ledger(config, capture_dir)
     _check_workers(ledger, workers)
     kept = FailureKeepingLedger(ledger, timeout_s=timeout_s)
@@ -247,14 +249,23 @@ def control_auth_token(config: TokenIdCaptureConfig, environ: Mapping[str, str])
         environ: Environment variables.
 
     Raises:
-        SettingsError: The variable is not set, or is empty; a ValueError.
+        SettingsError: The variable is not set, is empty, or holds too few characters; a ValueError.
     """
     name = config.control_auth_token_env
     token = environ.get(name, "")
     if not token:
         problem = f"the environment variable {name} is not set or empty"
         raise SettingsError("environment", f"{_BLOCK}.control_auth_token_env", problem, f"set {name} to the token")
+    _check_length(name, token)
     return token
+
+
+def _check_length(name: str, token: str) -> None:
+    """Refuse a token that is too short to be told from other text where evidence is redacted (B67)."""
+    if len(token) < MIN_SECRET_CHARS:
+        problem = f"the token in {name} has {len(token)} characters, too few to be kept out of evidence"
+        remedy = f"use {MIN_SECRET_CHARS} or more, such as `openssl rand -hex 16` gives"
+        raise SettingsError("environment", f"{_BLOCK}.control_auth_token_env", problem, remedy)
 
 
 class _Borrowed:

@@ -294,6 +294,12 @@ def test_a_control_token_that_is_not_there_is_named(environ: dict[str, str]) -> 
 
 
 def test_the_control_token_comes_from_the_named_variable() -> None:
-    environ = {"NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN": "abc", "TOKEN": "def"}
-    assert control_auth_token(config(), environ) == "abc"
-    assert control_auth_token(config(control_auth_token_env="TOKEN"), environ) == "def"
+    environ = {"NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN": "abcdef", "TOKEN": "ghijkl"}
+    assert control_auth_token(config(), environ) == "abcdef"
+    assert control_auth_token(config(control_auth_token_env="TOKEN"), environ) == "ghijkl"
+
+
+def test_a_control_token_that_could_not_be_redacted_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"the token in TOKEN has 5 characters, too few .*; use 6 or more") as caught:
+        control_auth_token(config(control_auth_token_env="TOKEN"), {"TOKEN": "abcde"})
+    assert "abcde" not in str(caught.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gym_ray.errors import SettingsError
 from gym_ray.settings.token_capture import check_token_capture
@@ -79,8 +80,20 @@ async def test_a_ledger_is_named_and_made_like_every_plug_in(tmp_path: Path) -> 
 
 
 def test_what_means_nothing_is_remarked(tmp_path: Path) -> None:
-    odd = config(source="m:S", training_rows="main")
+    odd = config(source="m:S")
     assert check_token_capture(odd, tmp_path) == [
         "token_id_capture.source is not used: the inference workers keep the tokens",
-        "token_id_capture.training_rows is not used: the inference workers keep the tokens",
     ]
+
+
+@pytest.mark.parametrize("rows", ["main", "all"])
+def test_training_rows_cannot_come_from_tokens_that_the_workers_keep(rows: str) -> None:
+    with pytest.raises(ValidationError, match="no record can hold training rows: set training_rows to none"):
+        config(training_rows=rows)
+    assert config(training_rows="none").training_rows == "none"
+
+
+def test_no_server_starts_with_a_control_token_that_could_not_be_redacted(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="has 3 characters, too few"):
+        build_external_staging(config(), capture_dir=tmp_path, control_token="abc")
+    assert list(tmp_path.iterdir()) == []
