@@ -106,8 +106,10 @@ def float32_values(values: NDArray[Any], what: str) -> NDArray[Any]:
     """
     if values.dtype.kind == "b":
         return values
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        narrow = values.astype(np.float32, copy=False)
+    narrow = values
+    if values.dtype != np.float32:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            narrow = values.astype(np.float32)
     finite = np.isfinite(narrow)
     if not finite.all():
         at = int(np.argmin(finite))

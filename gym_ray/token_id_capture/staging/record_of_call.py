@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.columns import Column
+from gym_ray.token_id_capture.staging.constants import NO_EXTRAS_DIGEST
 from gym_ray.token_id_capture.staging.delta import packed_delta
 from gym_ray.token_id_capture.staging.digests import hash_call
 from gym_ray.token_id_capture.staging.extras_digest import compute_extras_digest, copied_extras
@@ -69,8 +70,10 @@ def record_of_call(
         return CaptureFailure.raised("unexpected", error)
 
 
-def _own_extras(extras: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str] | CaptureFailure:
+def _own_extras(extras: object) -> tuple[dict[str, Any] | None, str] | CaptureFailure:
     """Return a copy of the extras and its digest: the caller may change its own while these are being stored."""
+    if extras is None:
+        return None, NO_EXTRAS_DIGEST
     try:
         if not isinstance(extras, Mapping):
             return None, compute_extras_digest(extras)

@@ -60,6 +60,7 @@ IdColumn: TypeAlias = Annotated[Column[int], *_column_of(id_column, "integer")]
 MaskColumn: TypeAlias = Annotated[Column[float], *_column_of(mask_column, "number")]
 LogProbColumn: TypeAlias = Annotated[Column[float], *_column_of(log_prob_column, "number")]
 
+_VERSIONS: Final = {"schema_version": 2, "digest_version": 2, "extras_digest_version": 1}
 _NO_IDS: Final = Column[int](np.empty(0, np.uint32))
 
 
@@ -101,6 +102,27 @@ class VersionedRecord(StagingRecord):
 
     digest_version: Literal[2] = 2
     extras_digest_version: Literal[1] = 1
+
+    @classmethod
+    def _of_checked(cls, members: dict[str, Any]) -> Self:
+        """Return a record of members that are known to be right.
+
+        It is what ``model_construct`` returns for the same members, which looks for a default of each field: with many
+        calls at a time that was a tenth of the time a call takes.
+
+        Args:
+            members: Every member but the versions.
+        """
+        record = cls.__new__(cls)
+        parts = {
+            "__dict__": {**_VERSIONS, **members},
+            "__pydantic_fields_set__": set(members),
+            "__pydantic_extra__": None,
+            "__pydantic_private__": None,
+        }
+        for name, part in parts.items():
+            object.__setattr__(record, name, part)
+        return record
 
 
 class CaptureAdmission(StagingRecord):
@@ -238,23 +260,25 @@ class StagedCallRecord(StagedCallBaseSnapshot):
         The arrays become its columns and the extras its own; nobody may change them any more. Never use it for values
         from outside.
         """
-        return cls.model_construct(
-            rollout_id=rollout_id,
-            model_call_id=model_call_id,
-            parent_call_id=parent_call_id,
-            mode=mode,
-            prev_len=prev_len,
-            delta_len=delta_len,
-            cum_len=cum_len,
-            weight_version=weight_version,
-            digest=digest,
-            token_ids_delta=Column(token_ids_delta),
-            token_mask_delta=Column(token_mask_delta),
-            generation_log_probs_delta=Column(generation_log_probs_delta),
-            extras_digest=extras_digest,
-            chain_hash=chain_hash,
-            cumulative_hash=cumulative_hash,
-            extras=extras,
+        return cls._of_checked(
+            {
+                "rollout_id": rollout_id,
+                "model_call_id": model_call_id,
+                "parent_call_id": parent_call_id,
+                "mode": mode,
+                "prev_len": prev_len,
+                "delta_len": delta_len,
+                "cum_len": cum_len,
+                "weight_version": weight_version,
+                "digest": digest,
+                "token_ids_delta": Column(token_ids_delta),
+                "token_mask_delta": Column(token_mask_delta),
+                "generation_log_probs_delta": Column(generation_log_probs_delta),
+                "extras_digest": extras_digest,
+                "chain_hash": chain_hash,
+                "cumulative_hash": cumulative_hash,
+                "extras": extras,
+            }
         )
 
 
