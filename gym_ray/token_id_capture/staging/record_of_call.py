@@ -70,7 +70,7 @@ def record_of_call(
         return CaptureFailure.raised("unexpected", error)
 
 
-def _own_extras(extras: object) -> tuple[dict[str, Any] | None, str] | CaptureFailure:
+def _own_extras(extras: Any) -> tuple[dict[str, Any] | None, str] | CaptureFailure:
     """Return a copy of the extras and its digest: the caller may change its own while these are being stored."""
     if extras is None:
         return None, NO_EXTRAS_DIGEST
