@@ -114,12 +114,18 @@ class SegmentCommitter(Generic[ItemT]):
             StorageTimeoutError: It is not known to be durable after ``timeout_s`` seconds.
             StorageError: It could not be written, or the committer is closed.
         """
-        until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        ticket = self.submit(item, until - time.monotonic())
-        return ticket.wait(max(0.0, until - time.monotonic()))
+        of_s = self._timeout_s if timeout_s is None else timeout_s
+        until = time.monotonic() + of_s
+        ticket = self.submit(item, until - time.monotonic(), of_s)
+        return ticket.wait(max(0.0, until - time.monotonic()), of_s)
 
-    def submit(self, item: ItemT, timeout_s: float | None = None) -> Ticket[ItemT]:
+    def submit(self, item: ItemT, timeout_s: float | None = None, of_s: float | None = None) -> Ticket[ItemT]:
         """Take an item; its outcome is asked of the ticket, by somebody who waits for it from now on.
+
+        Args:
+            item: The item.
+            timeout_s: How long to wait for room; None takes this committer's.
+            of_s: The timeout of which this is what is left, for the message.
 
         Raises:
             StorageTimeoutError: ``max_pending_bytes`` were in memory all the time.
@@ -128,7 +134,8 @@ class SegmentCommitter(Generic[ItemT]):
         size = item.nbytes
         with self._lock:
             if not self._has_room(size):
-                self._wait_for_room(size, self._timeout_s if timeout_s is None else timeout_s)
+                left_s = self._timeout_s if timeout_s is None else timeout_s
+                self._wait_for_room(size, left_s, of_s or left_s)
             self._require_open()
             if self._thread is None:
                 self._start()
@@ -176,10 +183,10 @@ class SegmentCommitter(Generic[ItemT]):
         if self._thread is not None and self._process != os.getpid():
             raise StorageError(f"{self.place}: this writer was at work before the process was forked; make one anew")
 
-    def _wait_for_room(self, size: int, timeout_s: float) -> None:
+    def _wait_for_room(self, size: int, timeout_s: float, of_s: float) -> None:
         if not self._room.wait_for(lambda: self._closed or self._has_room(size), timeout_s):
             raise StorageTimeoutError(
-                f"{self.place}: {self._pending_bytes} bytes still waited to be written after {timeout_s:g} s; "
+                f"{self.place}: {self._pending_bytes} bytes still waited to be written after {of_s:g} s; "
                 f"max_pending_bytes is {self._max_pending}"
             )
 

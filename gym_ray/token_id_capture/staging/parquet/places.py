@@ -17,6 +17,7 @@ def open_staging_store(where: str | Path, storage_options: Mapping[str, Any] | N
     """Return the store at a place, without touching it yet; what is written there holds prompts, as captures do.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
     """
     return open_store(where, storage_options=storage_options, mode=OWNER_ONLY)

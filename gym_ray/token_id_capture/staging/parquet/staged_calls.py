@@ -37,12 +37,15 @@ class StagedCalls:
     """The calls of one sink, by rollout and call id.
 
     Args:
-        submit: Hands an item to the committer, waiting for room at most so many seconds.
+        submit: Hands an item to the committer, waiting for room at most so many seconds, of so many that were set.
         max_calls: Calls that are remembered.
+        timeout_s: What callers were promised at most to wait, for messages.
     """
 
-    def __init__(self, submit: Callable[[CallItem, float], Ticket[CallItem]], max_calls: int) -> None:
-        self._submit, self._max_calls = submit, max_calls
+    def __init__(
+        self, submit: Callable[[CallItem, float, float], Ticket[CallItem]], max_calls: int, timeout_s: float
+    ) -> None:
+        self._submit, self._max_calls, self._timeout_s = submit, max_calls, timeout_s
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, str], _Known] = {}
 
@@ -83,7 +86,7 @@ class StagedCalls:
 
     def _hand_in(self, call: tuple[str, str], known: _Known, item: CallItem, until: float) -> Ticket[CallItem]:
         try:
-            known.ticket = ticket = self._submit(item, max(0.0, until - time.monotonic()))
+            known.ticket = ticket = self._submit(item, max(0.0, until - time.monotonic()), self._timeout_s)
         except BaseException:
             self._forget(call, known)
             raise
@@ -95,7 +98,7 @@ class StagedCalls:
         if ticket is None:
             raise StorageError(f"{_name(call)} was handed in twice at once, and the first could not be written")
         try:
-            return ticket.wait(max(0.0, until - time.monotonic()))
+            return ticket.wait(max(0.0, until - time.monotonic()), self._timeout_s)
         except StorageError:
             if not ticket.being_written:  # else whoever hands it in again waits for this very write
                 self._forget(call, known)

@@ -56,16 +56,18 @@ class ParquetStagingSink:
     """A staging sink on a directory or an object store (C120-C124). Every method may be called from many threads.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        where: An absolute path, a ``file://`` URL, or the URL of an object store: ``s3://``, ``abfs://`` or ``az://``,
+            ``gs://``, and ``memory://`` within one process.
         partition: First part of the names of the segments; letters, digits, ``.``, ``_`` and ``-``.
-        storage_options: What fsspec is to be given.
+        storage_options: A map of what the client of the object store is to be given; none for a directory.
         timeout_s: A call that is not known to be durable by then is answered as failed.
         max_pending_bytes: Callers wait while this much is in memory; one call alone may be larger.
         max_remembered: Calls that are recognised when they are staged again.
         store: The store itself, instead of ``where`` and ``storage_options`` which then only name it.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
         StorageError: The store could not be opened.
         ValueError: The partition has no possible name, or ``store.json`` is not of this format.
     """
@@ -93,16 +95,18 @@ class ParquetStagingSink:
             max_pending_bytes=max_pending_bytes,
             timeout_s=timeout_s,
         )
-        self._calls = StagedCalls(self._committer.submit, max_remembered)
+        self._calls = StagedCalls(self._committer.submit, max_remembered, timeout_s)
         self._counting = threading.Lock()
         self._staged = self._repeated = self._refused = self._failed = 0
 
     def __enter__(self) -> Self:
+        """Return this; leaving the block closes it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close; see :meth:`close`."""
         self.close()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -45,14 +45,16 @@ class ParquetStagingSource:
     """Staged calls of a directory or an object store (C125-C127). Every method may be called from many threads.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        where: An absolute path, a ``file://`` URL, or the URL of an object store: ``s3://``, ``abfs://`` or ``az://``,
+            ``gs://``, and ``memory://`` within one process.
         partition: The only partition whose keys are read; None for all.
-        storage_options: What fsspec is to be given.
+        storage_options: A map of what the client of the object store is to be given; none for a directory.
         max_parallel: Row groups that are read at once.
         store: The store itself, instead of ``where`` and ``storage_options`` which then only name it.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
         ValueError: The partition has no possible name, or ``max_parallel`` is not positive.
     """
 
@@ -73,11 +75,13 @@ class ParquetStagingSource:
         self._lookup = KeyLookup(self._store, max_parallel)
 
     def __enter__(self) -> Self:
+        """Return this; leaving the block closes it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close; see :meth:`close`."""
         self.close()
 
     def close(self) -> None:
@@ -137,14 +141,14 @@ class ParquetStagingSource:
             KeyError: The call has no such attachment, or the list no such item.
             StagedCallMissingError: As :meth:`fetch`; so do the others.
         """
-        found = self.fetch_attachments(staging_key).get(name)
+        all_of_call = self.fetch_attachments(staging_key)
+        found = all_of_call.get(name)
         if isinstance(found, list) and item is not None and 0 <= item < len(found):
             return found[item]
         if isinstance(found, AttachmentView) and item is None:
             return found
-        what = f"{len(found)} items" if isinstance(found, list) else "no items" if found else "no such attachment"
         raise KeyError(
-            f"{self._store.place}, staging key {staging_key}: attachment {name!r}, item {item}: there is {what}"
+            f"{self._store.place}, staging key {staging_key}: attachment {name!r}: {_why_not(found, all_of_call, item)}"
         )
 
     def delete(self, staging_keys: Sequence[str]) -> int:
@@ -247,3 +251,18 @@ def _require_chain(links: Sequence[TokenLink]) -> None:
         if compute_chain_hash(parent.chain_hash if parent is not None else None, link.token_ids) != link.chain_hash:
             raise StagedPrefixError(f"the token ids of {call} do not give its chain hash {link.chain_hash}")
         parent, length = link, length + int(np.size(link.token_ids))
+
+
+def _why_not(found: AttachmentView | list[AttachmentView] | None, others: Iterable[str], item: int | None) -> str:
+    """Say why an attachment, or an item of one, is not there, and what is."""
+    if found is None:
+        names = ", ".join(map(repr, others))
+        return f"the call has no such attachment; it has {names}" if names else "the call has no attachments"
+    if isinstance(found, AttachmentView):
+        return f"it is no list and has no item {item}; leave the item out"
+    if not found:
+        return "it is an empty list"
+    choice = f"name an item 0 to {len(found) - 1}" if len(found) > 1 else "name item 0"
+    if item is None:
+        return f"it is a list of {len(found)}; {choice}"
+    return f"it has no item {item}; {choice}"

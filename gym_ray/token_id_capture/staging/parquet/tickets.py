@@ -165,10 +165,14 @@ class Ticket(Generic[ItemT]):
         """Whether it is known that the item was not written."""
         return self.batch.done and self.batch.error is not None
 
-    def wait(self, timeout_s: float) -> RowPlace:
+    def wait(self, timeout_s: float, of_s: float | None = None) -> RowPlace:
         """Return where the item is, once it is durable. May be called again, and by several threads.
 
         An item that nobody has begun to write when the time is over is withdrawn.
+
+        Args:
+            timeout_s: How long to wait.
+            of_s: The timeout of which this is what is left, for the message.
 
         Raises:
             StorageTimeoutError: It is not known to be durable after ``timeout_s`` seconds.
@@ -177,7 +181,7 @@ class Ticket(Generic[ItemT]):
         if self._outcome.acquire(timeout=timeout_s):
             self._outcome.release()  # for whoever asks next
         elif self._give_up(self):
-            raise StorageTimeoutError(f"not durable at {self._place} within {timeout_s:g} s")
+            raise StorageTimeoutError(f"not durable at {self._place} within {of_s or timeout_s:g} s")
         self.batch.tell_next()
         if self._row is not None:
             return self._row

@@ -45,7 +45,7 @@ class TokenCommits:
 
     Raises:
         StorageError: The store could not be opened.
-        ValueError: The partition has no possible name, or the place is another kind of store.
+        ValueError: The partition has no possible name, or ``store.json`` there is not of this format.
     """
 
     def __init__(self, store: SegmentStore, partition: str, *, timeout_s: float, max_pending_bytes: int) -> None:

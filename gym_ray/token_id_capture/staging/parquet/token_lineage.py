@@ -41,9 +41,10 @@ class ParquetLineageResolver(CachedLineageResolver):
     """A process-shared resolver over the records that :class:`ParquetTokenSink` keeps.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        where: An absolute path, a ``file://`` URL, or the URL of an object store: ``s3://``, ``abfs://`` or ``az://``,
+            ``gs://``, and ``memory://`` within one process.
         partition: The partition that the sinks write to.
-        storage_options: What fsspec is to be given.
+        storage_options: A map of what the client of the object store is to be given; none for a directory.
         max_rollouts: Most rollouts to keep in memory, least recently used forgotten first (B51).
         max_tokens: Most tokens to keep, likewise.
         threads: Look-ups at a time.
@@ -51,7 +52,8 @@ class ParquetLineageResolver(CachedLineageResolver):
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the resolver.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
         ValueError: A bound is not positive, or the partition has no possible name.
     """
 

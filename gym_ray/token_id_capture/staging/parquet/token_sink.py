@@ -54,12 +54,15 @@ _Call = tuple[str, str]
 class ParquetTokenSink:
     """A token sink with all its extensions. Every method may be called from any event loop.
 
-    Rollout ids may be any text that is not empty. Close it, so that readers need not look for more from it.
+    Rollout ids may be any text that is not empty and whose percent-encoded form has at most 195 characters; model
+    servers and file ledgers take letters, digits, ``.``, ``_`` and ``-`` alone. It may share its place with staged
+    calls. Close it, so that readers need not look for more from it.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        where: An absolute path, a ``file://`` URL, or the URL of an object store: ``s3://``, ``abfs://`` or ``az://``,
+            ``gs://``, and ``memory://`` within one process.
         partition: First part of the names of the segments; a source reads one partition.
-        storage_options: What fsspec is to be given.
+        storage_options: A map of what the client of the object store is to be given; none for a directory.
         timeout_s: A call that is not known to be durable by then has failed.
         max_pending_bytes: Callers wait while this much is in memory; one record alone may be larger.
         max_remembered: Calls that are recognised when they are put again.
@@ -67,9 +70,10 @@ class ParquetTokenSink:
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the sink.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
         StorageError: The store could not be opened.
-        ValueError: The partition has no possible name, or the place is another kind of store.
+        ValueError: The partition has no possible name, or ``store.json`` there is not of this format.
     """
 
     def __init__(

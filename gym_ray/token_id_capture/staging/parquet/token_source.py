@@ -39,9 +39,10 @@ class ParquetTokenSource:
     until compaction leaves them out.
 
     Args:
-        where: An absolute path, a ``file://`` URL, or any URL that fsspec knows.
+        where: An absolute path, a ``file://`` URL, or the URL of an object store: ``s3://``, ``abfs://`` or ``az://``,
+            ``gs://``, and ``memory://`` within one process.
         partition: The partition that the sinks write to.
-        storage_options: What fsspec is to be given.
+        storage_options: A map of what the client of the object store is to be given; none for a directory.
         timeout_s: How long a deletion may take to be durable.
         max_parallel: Requests at a time.
         trust_listings: Whether the store lists every name that was there when a listing began, as a local disk and the
@@ -50,7 +51,8 @@ class ParquetTokenSource:
         store: The store itself, instead of ``where`` and ``storage_options``; it is not closed with the source.
 
     Raises:
-        SettingsError: The place is of a kind that nothing installed can open.
+        SettingsError: The place is a file, or of a kind that nothing installed can open; or its client has no such
+            option.
         ValueError: The partition has no possible name.
     """
 

@@ -253,8 +253,8 @@ def test_what_was_not_begun_before_the_deadline_is_never_written(tmp_path: Path)
     store = WatchedStore(PosixStore(tmp_path))
     gate = Gate(store)
     with staging(store, timeout_s=SOON_S) as sink:
-        assert "not durable" in error_of(sink.stage(numbered_call(1)))
-        assert "not durable" in error_of(sink.stage(numbered_call(2)))
+        for number in (1, 2):
+            assert error_of(sink.stage(numbered_call(number))) == f"not durable at {tmp_path} within {SOON_S:g} s"
         gate.open.set()
         assert sink.close(WAIT_S)
         assert (sink.stats().commits.items, sink.stats().commits.orphans) == (1, 1)
@@ -265,7 +265,8 @@ def test_callers_wait_for_room_until_the_deadline(tmp_path: Path) -> None:
     gate = Gate(store)
     with staging(store, timeout_s=SOON_S, max_pending_bytes=3000) as sink:
         error_of(sink.stage(numbered_call(1, 500)))
-        assert "max_pending_bytes is 3000" in error_of(sink.stage(numbered_call(2, 500)))
+        waited = error_of(sink.stage(numbered_call(2, 500)))
+        assert f"still waited to be written after {SOON_S:g} s; max_pending_bytes is 3000" in waited
         gate.open.set()
 
 

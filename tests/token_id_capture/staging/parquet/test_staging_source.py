@@ -525,7 +525,7 @@ def test_a_call_without_attachments_has_none(tmp_path: Path, given: dict[str, An
     key = stage(tmp_path, given)
     with ParquetStagingSource(tmp_path) as source:
         assert source.fetch_attachments(key) == {}
-        with pytest.raises(KeyError, match=r"'t'.*no such attachment"):
+        with pytest.raises(KeyError, match="attachment 't': the call has no attachments"):
             source.open_attachment(key, "t")
 
 
@@ -535,13 +535,15 @@ def test_one_attachment_is_opened_by_name_and_item(tmp_path: Path) -> None:
         assert source.open_attachment(key, "a", 1).read() == b"y"
         assert source.open_attachment(key, "b").read() == b"z"
         for name, item, message in [
-            ("a", None, "2 items"),
-            ("a", 2, "2 items"),
-            ("b", 0, "no items"),
-            ("c", 0, "0 items"),
+            ("a", None, "attachment 'a': it is a list of 2; name an item 0 to 1"),
+            ("a", 2, "attachment 'a': it has no item 2; name an item 0 to 1"),
+            ("b", 0, "attachment 'b': it is no list and has no item 0; leave the item out"),
+            ("c", 0, "attachment 'c': it is an empty list"),
+            ("d", None, "attachment 'd': the call has no such attachment; it has 'a', 'b', 'c'"),
         ]:
-            with pytest.raises(KeyError, match=message):
+            with pytest.raises(KeyError) as caught:
                 source.open_attachment(key, name, item)
+            assert caught.value.args[0].endswith(message)
 
 
 def test_a_large_attachment_streams_in_parts(tmp_path: Path) -> None:
