@@ -15,7 +15,7 @@ from gym_ray.cli.head import build_head_app, publish_token
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import Waiting
 from gym_ray.cli.runtime import Interrupts, new_run_token, ray_session, user_cache_dir
-from gym_ray.cli.token_remarks import control_token, print_warnings, server_remarks
+from gym_ray.cli.token_remarks import check_places, control_token, print_warnings, server_remarks
 from gym_ray.errors import ServerStartError, SettingsError
 from gym_ray.model_server.serving import AppServer
 from gym_ray.server_directory import ServerDirectory
@@ -44,6 +44,7 @@ def start(
     """Start the servers and serve until Ctrl-C. Settings may follow as ++key=value."""
     settings = read_settings(config, resources_server, model_type, ctx.args)
     require_servers(settings)
+    check_places(settings)
     secret = control_token(settings)
     _require_free(settings.head_server.host, settings.head_server.port)
     console = Console(stderr=True, highlight=False)

@@ -19,7 +19,7 @@ from gym_ray.cli.head import HeadWatch
 from gym_ray.cli.options import Config, ModelType, ResourcesServer, Verbose, read_settings
 from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
-from gym_ray.cli.token_remarks import check_source, collection_remarks, control_token, print_warnings
+from gym_ray.cli.token_remarks import check_places, check_source, collection_remarks, control_token, print_warnings
 from gym_ray.errors import GymRayError, SettingsError
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.collection import Progress as RunProgress
@@ -84,6 +84,7 @@ def run(
     plan = _Plan.of(settings)
     plan.check()
     check_source(settings)
+    check_places(settings)
     raise typer.Exit(_collect(settings, plan, head, verbose=verbose or settings.verbose))
 
 

@@ -12,7 +12,14 @@ from rich.console import Console
 
 from gym_ray.cli import env, evaluate
 from gym_ray.cli.app import main
-from gym_ray.cli.token_remarks import check_source, collection_remarks, control_token, print_warnings, server_remarks
+from gym_ray.cli.token_remarks import (
+    check_places,
+    check_source,
+    collection_remarks,
+    control_token,
+    print_warnings,
+    server_remarks,
+)
 from gym_ray.errors import ClusterError, SettingsError
 from gym_ray.settings import CallableAgentOptions, RunSettings, ServerSettings
 
@@ -89,6 +96,45 @@ def test_the_secret_of_the_control_routes_comes_from_the_environment(monkeypatch
     assert "secret of the trainer" not in staged.to_yaml() + repr(staged)
 
 
+STAGED = {**FILES, "external_staging": True, "rebuild_response": False}
+PARQUET = "gym_ray.token_id_capture.staging.parquet:"
+S3 = {"where": "s3://b/run", "storage_options": {"endpoint": "hush"}}
+NO_ENDPOINT = r"^s3://b/run: storage_options\.endpoint: s3:// has no such option; did you mean endpoint_url\?$"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({**STAGED, "staging": S3}, NO_ENDPOINT),
+        ({**STAGED, "staging": {"where": "ftp://x/y"}}, "no store whose values are there whole or not at all"),
+        ({**STAGED, "staging": {"where": __file__}}, "is a file, not a directory"),
+        ({**IN_SINK, "sink": PARQUET + "ParquetTokenSink", "sink_kwargs": S3}, NO_ENDPOINT),
+        (
+            {**IN_SINK, "source": PARQUET + "ParquetTokenSource"},
+            r"source_kwargs: .*ParquetTokenSource .* it needs where",
+        ),
+        ({**IN_SINK, "lineage_store": PARQUET + "ParquetLineage"}, r"lineage_store: .* has no class ParquetLineage"),
+    ],
+)
+def test_a_place_that_nobody_could_open_is_refused_before_anything_starts(block: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        check_places(settings(block))
+    assert "hush" not in str(caught.value)
+
+
+def test_places_that_can_be_opened_are_not_touched(tmp_path: Path) -> None:
+    place = {"where": str(tmp_path / "new")}
+    for block in (
+        {},
+        IN_SINK,  # foreign classes may be installed elsewhere alone
+        {**STAGED, "staging": place},
+        {**IN_SINK, "sink": PARQUET + "ParquetTokenSink", "sink_kwargs": place},
+        {"enabled": False, "sink": PARQUET + "ParquetTokenSink", "sink_kwargs": S3},
+    ):
+        check_places(settings(block))
+    assert list(tmp_path.iterdir()) == []
+
+
 def no_ray(*_: object, **__: object) -> NoReturn:
     raise ClusterError("no Ray here")
 
@@ -99,6 +145,14 @@ def no_ray(*_: object, **__: object) -> NoReturn:
         ("eval", (), "warning token_id_capture is enabled and no tokens are captured: the agent a takes no part; set"),
         ("env", ("++token_id_capture.dir=/t",), "warning token_id_capture.dir is not used: the sink m:Sink keeps"),
         ("eval", ("++token_id_capture.source=null",), "error: settings: token_id_capture.source: is required"),
+        *(
+            (
+                command,
+                (f"++token_id_capture.sink='{PARQUET}ParquetTokenSink'",),
+                f"error: settings: token_id_capture.sink_kwargs: {PARQUET}ParquetTokenSink cannot be made: it needs wh",
+            )
+            for command in ("eval", "env")
+        ),
     ],
 )
 def test_a_command_says_it_before_anything_starts(

@@ -234,9 +234,8 @@ def test_no_message_shows_what_a_class_is_made_with() -> None:
     with pytest.raises(SettingsError) as caught:
         build_lineage_store(config(lineage_store=LINEAGE, lineage_store_kwargs={"password": "hunter22"}))
     assert caught.value.key == "token_id_capture.lineage_store_kwargs"
-    assert "password" in str(caught.value)
+    assert "cannot be made: it takes no argument password; it takes has_evidence, " in str(caught.value)
     assert "hunter22" not in str(caught.value)
-    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_whole_settings_are_read_with_what_is_installed() -> None:
@@ -300,6 +299,8 @@ def test_the_control_token_comes_from_the_named_variable() -> None:
 
 
 def test_a_control_token_that_could_not_be_redacted_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"the token in TOKEN has 5 characters, too few .*; use 6 or more") as caught:
+    with pytest.raises(
+        SettingsError, match=r"the token in TOKEN has 5 characters, too few .*; use 6 or more"
+    ) as caught:
         control_auth_token(config(control_auth_token_env="TOKEN"), {"TOKEN": "abcde"})
     assert "abcde" not in str(caught.value)
