@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
+from gym_ray.cli.name_lists import some_of
 from gym_ray.errors import CaptureError, InputError, RolloutRetiredError
 from gym_ray.token_id_capture.staging import FileCaptureLedger, RolloutManifest
+from gym_ray.token_id_capture.staging.ledger.retirement import LEDGER_SUFFIX
 
-__all__ = ["LEDGER_SUFFIX", "ledger_manifest", "read_manifest"]
-
-LEDGER_SUFFIX: Final = ".lineage.jsonl"
-"""What the name of a rollout's ledger ends in (C204)."""
+__all__ = ["ledger_manifest", "read_manifest"]
 
 _REMEDY: Final = "pass what `gym-ray staging manifest LEDGER_DIR ROLLOUT_ID --output FILE` wrote"
-_NAMED: Final = 8
 
 
 def ledger_manifest(directory: Path, rollout_id: str) -> RolloutManifest:
@@ -53,13 +50,7 @@ def _known(directory: Path) -> str:
     known = sorted(path.name.removesuffix(LEDGER_SUFFIX) for path in directory.glob(f"*{LEDGER_SUFFIX}"))
     if not known:
         return "it holds none at all: name the token_id_capture.dir of a run with external_staging"
-    return f"there are {_some(known)}"
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more
+    return f"there are {some_of(known)}"
 
 
 def read_manifest(path: Path) -> RolloutManifest:

@@ -6,12 +6,12 @@ Reads only: nothing is frozen, locked for writing or created, so that a rollout 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gym_ray import exact_json
+from gym_ray.cli.name_lists import some_of
 from gym_ray.errors import CaptureError
 from gym_ray.token_id_capture.assembly import AssembledRollout, Ending, assemble
 from gym_ray.token_id_capture.packed import PackedEntry
@@ -23,7 +23,6 @@ __all__ = ["RolloutTokens", "print_json", "read_tokens"]
 
 _MODEL_CALLS = "*.capture.jsonl"
 _LEDGERS = "*.lineage.*"
-_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def read_tokens(directory: Path, rollout_id: str, terminal_call_id: str | None =
     if stage == "unknown":
         raise CaptureError(_unknown(store, rollout_id))
     if terminal_call_id is not None and all(record.model_call_id != terminal_call_id for record in records):
-        known = _some(record.model_call_id for record in records)
+        known = some_of(record.model_call_id for record in records)
         raise CaptureError(f"{directory}: rollout {rollout_id} has no call {terminal_call_id!r}; there are {known}")
     ending = Ending(explicit_terminal_call_id=terminal_call_id)
     assembled = assemble(rollout_id, records, problems=problems, ending=ending)
@@ -125,7 +124,7 @@ def _unknown(store: TokenCaptureStore, rollout_id: str) -> str:
     message = f"{directory}: no token capture of rollout {rollout_id}"
     if known:
         near = sorted(known, key=lambda name: (not name.startswith(rollout_id), len(name), name))
-        return f"{message}; there are {_some(near)}"
+        return f"{message}; there are {some_of(near)}"
     if any(directory.glob(_MODEL_CALLS)):
         return f"{message}; it holds model calls alone, which `gym-ray captures show` shows"
     if any(directory.glob(_LEDGERS)):
@@ -134,9 +133,3 @@ def _unknown(store: TokenCaptureStore, rollout_id: str) -> str:
             f"{directory} {rollout_id}` shows its calls, and `gym-ray staging show WHERE KEY` the tokens of one"
         )
     return f"{message}, nor of any other; name the token_id_capture.dir of a run that captures tokens"
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return (", ".join(listed[:_NAMED]) or "none") + more
