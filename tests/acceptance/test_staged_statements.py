@@ -5,7 +5,6 @@ A name here that no file defines fails, and so does a statement without a test.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 
 import gym_ray.token_id_capture.adapters as adapters
 import gym_ray.token_id_capture.staging as staging
+from gym_ray.testing.defined_tests import defined_tests
 
 TESTS = Path(__file__).parents[1]
 STAGING = "token_id_capture/staging"
@@ -377,17 +377,6 @@ def numbered(text: str) -> list[int]:
     return found
 
 
-def defined_in(file: str) -> set[str]:
-    """Names of the tests of a file, those of a class behind its name."""
-    body = ast.parse((TESTS / file).read_text("utf-8")).body
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    names = {node.name for node in body if isinstance(node, functions)}
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, functions)}
-    return names
-
-
 def test_every_statement_has_its_test() -> None:
     held = [number for numbers in STATEMENTS for number in numbered(numbers)]
     assert sorted(held) == numbered(NUMBERS)
@@ -398,7 +387,7 @@ def test_what_the_map_names_is_there(held: str) -> None:
     assert MAP[held]
     for test in MAP[held]:
         file, _, name = test.partition("::")
-        assert name in defined_in(file), test
+        assert name in defined_tests(TESTS / file), test
 
 
 VECTORS = sorted(path.stem for path in (TESTS / "vectors").glob("C_*.json"))

@@ -6,7 +6,6 @@ second half is one rollout, captured through a model server, that meets the bad 
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import shutil
@@ -24,6 +23,7 @@ from gym_ray.dialects import CHAT, DIALECT_BY_PATH, RESPONSES
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
+from gym_ray.testing.defined_tests import defined_tests
 from gym_ray.testing.fake_engine import FakeEngine
 from gym_ray.testing.script import ScriptedAnswer
 from gym_ray.token_id_capture import (
@@ -168,17 +168,6 @@ BAD_INPUT: dict[str, Sequence[str]] = {
 }
 
 
-def defined_in(file: str) -> set[str]:
-    """Names of the tests of a file, those of a class behind its name."""
-    body = ast.parse((TESTS / file).read_text("utf-8")).body
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    names = {node.name for node in body if isinstance(node, functions)}
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, functions)}
-    return names
-
-
 def test_every_rule_has_its_test() -> None:
     assert [rule.partition(" ")[0] for rule in RULES] == [f"W{number}" for number in range(16, 41)]
 
@@ -187,7 +176,7 @@ def test_every_rule_has_its_test() -> None:
 def test_what_the_map_names_is_there(held: str) -> None:
     for test in (RULES | BAD_INPUT)[held]:
         file, _, name = test.partition("::")
-        assert name in defined_in(file), test
+        assert name in defined_tests(TESTS / file), test
 
 
 VECTORS = sorted(path.stem for path in (TESTS / "vectors").glob("B_*.json"))
