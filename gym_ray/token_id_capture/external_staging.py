@@ -37,7 +37,10 @@ LEDGER_METHODS: Final = (
 )
 """What a ledger of the user's own must be able to do (C200)."""
 COMMITTED: Final = "committed"
-"""Outcome of a call whose row is in the ledger; any other outcome is the reason why it has none."""
+"""Outcome of a call whose row the ledger took; any other outcome is the reason why it has none.
+
+The row of a rollout that was retired meanwhile was dropped, which the ledger logs.
+"""
 NOT_ADMITTED: Final = "not_admitted"
 """Mode of a call that was served as ordinary traffic, because its parent is not proved."""
 
