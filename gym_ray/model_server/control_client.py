@@ -30,7 +30,9 @@ _SHOWN: Final = 2000
 
 
 class ControlClient:
-    """Talks to the control routes of one model server; a context manager, to be closed.
+    """Talks to the control routes of one model server; a context manager that is closed when its block is left.
+
+    Rollout ids have at most 230 letters, digits, ``.``, ``_`` and ``-``, the first a letter or digit (A25).
 
     Args:
         base_url: Where the server is.
@@ -62,7 +64,7 @@ class ControlClient:
         )
 
     def __enter__(self) -> ControlClient:
-        """Return the client."""
+        """Return the client; leaving the block closes it."""
         return self
 
     def __exit__(

@@ -33,8 +33,24 @@ __all__ = [
 class CallRecord(VersionedRecord):
     """One call in a ledger and in a manifest (C66-C68). The rollout is the ledger's, not the row's.
 
-    ``response_id`` is the id of the answer as the client got it. ``fingerprint_version`` 0 says that the call has no
-    fingerprints.
+    Attributes:
+        model_call_id: The call.
+        parent_call_id: The call that it continues; None for a root.
+        prev_len: Tokens before its delta; this and the next six are those of its coordinates.
+        delta_len: Tokens of its delta.
+        cum_len: Tokens of prompt and answer.
+        weight_version: Which weights generated it.
+        digest: Of the staged record.
+        extras_digest: Of its extras.
+        staging_key: Leads to the staged record.
+        mode: How its prompt was made.
+        chain_hash: Of the chain that ends with it.
+        cumulative_hash: Of all its tokens.
+        response_id: The id of the answer as the client got it.
+        admitted_at: Seconds since 1970, if known.
+        output_fingerprint: Of the answer's items.
+        continuation_fingerprint: Of the conversation that a continuation begins with.
+        fingerprint_version: How the fingerprints are computed; 0 for a call without.
     """
 
     model_call_id: Identifier
@@ -64,7 +80,12 @@ class CallRecord(VersionedRecord):
 class CaptureLedgerCommit(StagingRecord):
     """All that a ledger needs to keep a call and to find it as a parent (C70).
 
-    ``staging_chain`` ends with the record's own key. The items are those of the request and of the answer.
+    Attributes:
+        rollout_id: The rollout.
+        record: The row.
+        staging_chain: Keys of the chain, root first; ends with the record's own.
+        request_items: Items of the request, as it was received.
+        response_items: Items of the answer.
     """
 
     rollout_id: Identifier
@@ -75,14 +96,25 @@ class CaptureLedgerCommit(StagingRecord):
 
 
 class ManifestFailure(StagingRecord):
-    """A call that was lost, and why; readers accept reasons that they do not know (C71)."""
+    """A call that was lost, and why; readers accept reasons that they do not know (C71).
+
+    Attributes:
+        model_call_id: The call, or the place of a line that cannot be read.
+        reason: Why.
+    """
 
     model_call_id: Identifier
     reason: Identifier
 
 
 class RolloutManifest(StagingRecord):
-    """Everything a ledger knows about a rollout (C72). A call may stand there twice: whoever reads it must decide."""
+    """Everything a ledger knows about a rollout (C72). A call may stand there twice: whoever reads it must decide.
+
+    Attributes:
+        rollout_id: The rollout.
+        records: Its committed calls, in the order in which they were.
+        failures: Calls that were lost.
+    """
 
     rollout_id: Identifier
     records: list[CallRecord] = Field(default_factory=list)
@@ -94,6 +126,16 @@ class RolloutReceipt(VersionedRecord):
 
     Trainable is a receipt that is not poisoned, has no ``failure_reason``, and names its terminal and how that was
     told (C75-C77).
+
+    Attributes:
+        rollout_id: The rollout.
+        reward: Of the rollout, if it was scored.
+        terminal_model_call_id: The call that ended it.
+        manifest: Its calls, each once.
+        capture_poisoned: It cannot be trained on.
+        failure_reason: Why it is poisoned.
+        terminal_selection: How the terminal call was told.
+        terminal_attribution_reason: What was found when it was told.
     """
 
     rollout_id: Identifier
@@ -131,7 +173,12 @@ class RolloutReceipt(VersionedRecord):
 
 
 class RolloutRemoval(StagingRecord):
-    """What became of rollouts that a ledger was asked to retire or delete, in the order of the request (C79)."""
+    """What became of rollouts that a ledger was asked to retire or delete, in the order of the request (C79).
+
+    Attributes:
+        removed: Those of which something was there.
+        absent: The others.
+    """
 
     removed: list[Identifier] = Field(default_factory=list)
     absent: list[Identifier] = Field(default_factory=list)

@@ -76,7 +76,11 @@ def default_staging_key(rollout_id: str, model_call_id: str) -> str:
 
 
 class StagingRecord(BaseModel):
-    """Base of every record: immutable, of the current version, without unknown members (C20, C21)."""
+    """Base of every record: immutable, of the current version, without unknown members (C20, C21).
+
+    Attributes:
+        schema_version: Version of the record itself.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -98,7 +102,12 @@ class StagingRecord(BaseModel):
 
 
 class VersionedRecord(StagingRecord):
-    """Base of records that carry digests, and so the versions of these (C21)."""
+    """Base of records that carry digests, and so the versions of these (C21).
+
+    Attributes:
+        digest_version: How ``digest`` and the hashes are computed.
+        extras_digest_version: How ``extras_digest`` is.
+    """
 
     digest_version: Literal[2] = 2
     extras_digest_version: Literal[1] = 1
@@ -130,6 +139,16 @@ class CaptureAdmission(StagingRecord):
 
     A root goes in as text. A child goes in as tokens: its prefix stands here, or behind the keys of ``staging_chain``,
     whose deltas make up the prefix in their order.
+
+    Attributes:
+        rollout_id: The rollout, any text that is not empty here; model servers and ledgers take A25's alone.
+        model_call_id: The call, unique in its rollout.
+        parent_call_id: The call that it continues; None for a root.
+        prev_len: Tokens of the prefix, 0 for a root.
+        mode: ``text``: the worker makes the prompt; ``token_in``: its prompt begins with the prefix.
+        required_prefix_token_ids: The prefix; empty for a root, and where ``staging_chain`` leads to it.
+        staging_chain: Staging keys of the calls that make up the prefix, root first.
+        parent_chain_hash: ``chain_hash`` of the parent.
     """
 
     rollout_id: Identifier
@@ -168,6 +187,23 @@ class StagedCallBaseSnapshot(VersionedRecord):
     The columns are read-only arrays that read like lists: ``uint32[n]`` or ``uint64[n]`` ids, a mask of truth values,
     ``float32[n]`` log probabilities, or ``float64[n]`` if they came as a list that float32 does not hold. Making one
     recomputes ``digest``; whether ``chain_hash`` and ``cumulative_hash`` fit the tokens, only the chain can tell.
+
+    Attributes:
+        rollout_id: The rollout; this and the next four are those of the admission.
+        model_call_id: The call.
+        parent_call_id: The call that it continues; None for a root.
+        mode: How its prompt was made.
+        prev_len: Tokens of the prefix, which are not in the delta.
+        delta_len: Tokens of the delta.
+        cum_len: Tokens of prompt and answer: ``prev_len + delta_len``.
+        weight_version: Which weights generated it.
+        digest: Covers every other member.
+        token_ids_delta: Ids behind the prefix: new prompt, then answer.
+        token_mask_delta: 1 for a generated token, 0 for one of the prompt.
+        generation_log_probs_delta: Of each generated token, 0.0 for others.
+        extras_digest: Covers the extras.
+        chain_hash: Covers the delta and the parent's ``chain_hash``.
+        cumulative_hash: Covers all tokens of prompt and answer.
     """
 
     rollout_id: Identifier
@@ -224,7 +260,11 @@ class StagedCallBaseSnapshot(VersionedRecord):
 
 
 class StagedCallRecord(StagedCallBaseSnapshot):
-    """A staged call with its extras, whose digest must be the one it names (C50). It has no attachments (C52)."""
+    """A staged call with its extras, whose digest must be the one it names (C50). It has no attachments (C52).
+
+    Attributes:
+        extras: JSON values by name that are kept with the call; None for none.
+    """
 
     extras: Annotated[dict[str, Any], AfterValidator(copied_extras)] | None = None
 
@@ -287,7 +327,13 @@ class StagedCallSnapshot(StagedCallRecord):
 
 
 class StageResult(StagingRecord):
-    """What a sink answers: the key under which the call is durable, or why it is not (C55)."""
+    """What a sink answers: the key under which the call is durable, or why it is not (C55).
+
+    Attributes:
+        ok: Whether record and attachments are durable.
+        staging_key: The key, if they are.
+        error: Why not, if they are not.
+    """
 
     ok: bool
     staging_key: Identifier | None = None
@@ -302,7 +348,12 @@ class StageResult(StagingRecord):
 class CommitCoords(VersionedRecord):
     """What a worker answers a model server about one call: where it is staged and what proves it, or that it failed.
 
-    The tokens stay in storage; so does the reason of a failure (C60-C63, C117).
+    The tokens stay in storage (C60-C63), the reason of a failure with the worker (C117). Ids, lengths, weight version
+    and hashes are those of the staged record; a call that failed has no tokens, hashes or key.
+
+    Attributes:
+        disposition: ``staged``: durable now; ``capture_failed``: nothing refers to the call.
+        staging_key: Leads to the record.
     """
 
     rollout_id: Identifier

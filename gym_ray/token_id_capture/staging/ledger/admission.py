@@ -31,12 +31,13 @@ async def admit(
 
     Args:
         ledger: The rollout's ledger.
-        rollout_id: The rollout.
-        model_call_id: The call.
+        rollout_id: The rollout: at most 230 letters, digits, ``.``, ``_`` and ``-``, the first a letter or digit (A25).
+        model_call_id: The call, any text that is not empty.
         items: The items of the request as it was received, with the pseudo-turn of its instructions and tools.
 
     Raises:
-        ValueError: An id is none.
+        RolloutIdError: No ledger can have the rollout's id; a ValueError.
+        ValueError: The call's id is empty.
         CaptureError: The ledger could not be asked; the call must not be sent as a captured one (C213).
     """
     try:
