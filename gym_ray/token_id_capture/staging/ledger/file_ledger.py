@@ -140,9 +140,10 @@ class FileCaptureLedger:
         """Wait for what is being written, and let go of threads and files; can be called again.
 
         Raises:
-            CaptureError: A file did not answer in time; what was to be written to it may not be there.
+            CaptureError: A file did not answer in time; what was to be written to it may not be there. Another call
+                waits once more.
         """
-        if self._is_closed or self._is_inherited:
+        if self._is_inherited:
             return
         self._is_closed = True
         done = await asyncio.to_thread(self._commits.close, self._close_timeout_s)

@@ -443,6 +443,25 @@ async def _use(ledger: FileCaptureLedger) -> str:
     return "\n".join(map(str, answers))
 
 
+async def test_a_ledger_that_could_not_be_closed_in_time_says_so_until_it_is_closed(tmp_path: Path) -> None:
+    calls = FaultyCalls(only=lambda path: path.endswith(".lineage.jsonl"))
+    calls.sync_gate = threading.Event()
+    ledger = FileCaptureLedger(tmp_path, calls=calls, close_timeout_s=0.01)
+    row = asyncio.create_task(ledger.record(commit_of_turn(0)))
+    await until(calls.syncs_waiting.is_set)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"rows were still being written after 0\.01 s"):
+            await ledger.close()
+    ledger._close_timeout_s = 30.0
+    calls.sync_gate.set()
+    await row
+    await ledger.close()
+    await ledger.close()
+    again = FileCaptureLedger(tmp_path)
+    assert await kept(again) == ["c0"]
+    await again.close()
+
+
 class TestManyAtOnce:
     async def test_calls_that_wait_at_the_same_time_share_their_syncs(self, tmp_path: Path) -> None:
         calls = FaultyCalls(only=lambda path: path.endswith(".lineage.jsonl"))
