@@ -11,7 +11,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_ray.errors import DamagedRecordError, StorageMissingError
-from gym_ray.storage.store import Store
+from gym_ray.storage.store import SegmentStore
 
 __all__ = ["WeightVersion"]
 
@@ -31,13 +31,13 @@ class WeightVersion:
         name: Name of the worker, which its restarted process has, too.
     """
 
-    def __init__(self, version: int = 0, store: Store | None = None, name: str = "") -> None:
+    def __init__(self, version: int = 0, store: SegmentStore | None = None, name: str = "") -> None:
         self._version, self._store = version, store
         self._place = f"workers/{quote(name, safe='')}.json"
         self._saying = asyncio.Lock()
 
     @classmethod
-    def kept_in(cls, store: Store, name: str) -> WeightVersion:
+    def kept_in(cls, store: SegmentStore, name: str) -> WeightVersion:
         """Return what a worker of this name was told last, 0 if it was told nothing.
 
         Raises:
@@ -52,7 +52,8 @@ class WeightVersion:
         try:
             weights._version = _Kept.model_validate_json(kept).weight_version
         except ValidationError as error:
-            raise DamagedRecordError(f"{weights._place} holds no weight version; remove it, and say it anew") from error
+            place = f"{store.place}/{weights._place}"
+            raise DamagedRecordError(f"{place} holds no weight version; remove it, and say it anew") from error
         return weights
 
     def __call__(self) -> int:
