@@ -71,6 +71,11 @@ def test_what_is_about_one_request_is_not_said_of_the_store() -> None:
     assert "access is refused" in plain_problem(_raised("InvalidAccessKeyId"))
     for code in ("SlowDown", "InternalError", "NoSuchKey", "PreconditionFailed"):
         assert plain_problem(_raised(code)) == ""
+    of_azure = FileNotFoundError("no")
+    of_azure.error_code = "ContainerNotFound"  # type: ignore[attr-defined]
+    assert "its bucket or container does not exist" in plain_problem(of_azure)
+    of_azure.error_code = "BlobNotFound"  # type: ignore[attr-defined]
+    assert plain_problem(of_azure) == ""
     odd = ValueError("x")
     odd.response = {"Error": "none"}  # type: ignore[attr-defined]
     assert plain_problem(odd) == ""
