@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from gym_ray.errors import CaptureError
 from gym_ray.token_id_capture.fingerprint import (
     FINGERPRINT_VERSION,
     ConversationHasher,
@@ -45,7 +46,7 @@ _AS_THE_WORKER_SAID: Final = (
 """Columns of a row that are the worker's own."""
 
 
-class NotStagedError(Exception):
+class NotStagedError(CaptureError):
     """A call that was served and has no usable tokens in its worker's storage.
 
     Args:
