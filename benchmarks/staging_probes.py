@@ -187,12 +187,18 @@ def meet(pool: ThreadPoolExecutor, threads: int) -> None:
 def stage_from(callers: int, sink: ParquetStagingSink, inputs: Sequence[Inputs]) -> tuple[float, list[str]]:
     """Complete calls from so many threads; return the seconds, and the keys."""
     capture = RolloutTokenCapture(sink, lambda: 1)
+    keys = [""] * len(inputs)
+
+    def call(first: int) -> None:
+        for number in range(first, len(inputs), callers):
+            keys[number] = str(stage_call(capture, number, inputs[number]).staging_key)
+
     with ThreadPoolExecutor(callers) as pool:
         meet(pool, callers)
         begun = time.perf_counter()
-        found = list(pool.map(lambda number: stage_call(capture, number, inputs[number]), range(len(inputs))))
+        list(pool.map(call, range(callers)))
         took = time.perf_counter() - begun
-    return took, [str(coords.staging_key) for coords in found]
+    return took, keys
 
 
 def plain_pyarrow(directory: Path, records: Sequence[StagedCallRecord], batch: int) -> float:
