@@ -26,7 +26,7 @@ from gym_ray.token_id_capture.staging.digests import compute_chain_hash, compute
 from gym_ray.token_id_capture.staging.ledger_records import CallRecord, RolloutReceipt
 from gym_ray.token_id_capture.staging.memory_sink import MemoryStaging
 from gym_ray.token_id_capture.staging.parquet import ParquetStagingSink, ParquetStagingSource
-from gym_ray.token_id_capture.staging.parquet.schema import CALLS_PER_ROW_GROUP, CALLS_SCHEMA, writer_options
+from gym_ray.token_id_capture.staging.parquet.segments.schema import CALLS_PER_ROW_GROUP, CALLS_SCHEMA, writer_options
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords, StagedCallRecord, StageResult
 from gym_ray.token_id_capture.staging.verify import verify_and_linearize
 

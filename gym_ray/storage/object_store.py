@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from gym_ray.errors import SettingsError, StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage.names import check_range, is_shown, name_parts, shown_url
-from gym_ray.storage.object_backend import ObjectBackend
-from gym_ray.storage.object_commit import create_works, settle
-from gym_ray.storage.object_failures import plain_problem
-from gym_ray.storage.object_opening import check_kind, holds_secrets, open_backend, without_secrets
-from gym_ray.storage.object_stream import ObjectStream
+from gym_ray.storage.objects.object_backend import ObjectBackend
+from gym_ray.storage.objects.object_commit import create_works, settle
+from gym_ray.storage.objects.object_failures import plain_problem
+from gym_ray.storage.objects.object_opening import check_kind, holds_secrets, open_backend, without_secrets
+from gym_ray.storage.objects.object_stream import ObjectStream
 
 __all__ = ["ObjectStore"]
 

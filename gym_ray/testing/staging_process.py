@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.testing.numbered_calls import media_of_call, numbered_call
-from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
+from gym_ray.token_id_capture.staging.parquet.calls.staging_sink import ParquetStagingSink
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
 
 __all__ = ["staged_of"]

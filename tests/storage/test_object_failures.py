@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import StorageError, StorageMissingError
-from gym_ray.storage.object_failures import plain_problem
 from gym_ray.storage.object_store import ObjectStore
+from gym_ray.storage.objects.object_failures import plain_problem
 from gym_ray.testing.s3_server import S3Server, s3_server
 
 NO_RETRIES = {"retries": {"max_attempts": 0}, "connect_timeout": 2}

@@ -10,10 +10,10 @@ import pytest
 
 from gym_ray.errors import StorageError, StorageExistsError, StorageMissingError
 from gym_ray.storage import object_store
-from gym_ray.storage.memory_backend import MemoryBackend
-from gym_ray.storage.object_backend import ObjectFacts, ObjectUpload
-from gym_ray.storage.object_opening import open_backend
 from gym_ray.storage.object_store import ObjectStore
+from gym_ray.storage.objects.memory_backend import MemoryBackend
+from gym_ray.storage.objects.object_backend import ObjectFacts, ObjectUpload
+from gym_ray.storage.objects.object_opening import open_backend
 from gym_ray.testing.store_conformance import put
 
 LARGE = b"x" * (9 * 1024 * 1024)

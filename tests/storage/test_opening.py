@@ -8,9 +8,9 @@ import pytest
 
 from gym_ray.errors import SettingsError
 from gym_ray.storage.object_store import ObjectStore
+from gym_ray.storage.objects.s3_backend import S3Backend
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
-from gym_ray.storage.s3_backend import S3Backend
 from gym_ray.testing.storage_faults import RecordingCalls
 
 

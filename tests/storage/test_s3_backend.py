@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.storage.s3_backend import S3Backend
+from gym_ray.storage.objects.s3_backend import S3Backend
 
 
 class Client:

@@ -3,22 +3,22 @@
 Nothing outside imports its modules one by one, but for the names that are given here.
 """
 
-from gym_ray.token_id_capture.staging.parquet.attachment_reading import AttachmentView
-from gym_ray.token_id_capture.staging.parquet.compaction import CompactionReport, CompactionRules, compact
-from gym_ray.token_id_capture.staging.parquet.ipc import decode_call, encode_call
-from gym_ray.token_id_capture.staging.parquet.places import open_staging_store
-from gym_ray.token_id_capture.staging.parquet.staging_sink import ParquetStagingSink
-from gym_ray.token_id_capture.staging.parquet.staging_source import ParquetStagingSource
-from gym_ray.token_id_capture.staging.parquet.survey import (
+from gym_ray.token_id_capture.staging.parquet.calls.attachment_reading import AttachmentView
+from gym_ray.token_id_capture.staging.parquet.calls.ipc import decode_call, encode_call
+from gym_ray.token_id_capture.staging.parquet.calls.staging_sink import ParquetStagingSink
+from gym_ray.token_id_capture.staging.parquet.calls.staging_source import ParquetStagingSource
+from gym_ray.token_id_capture.staging.parquet.segments.places import open_staging_store
+from gym_ray.token_id_capture.staging.parquet.tokens.token_lineage import ParquetLineageResolver
+from gym_ray.token_id_capture.staging.parquet.tokens.token_sink import ParquetTokenSink
+from gym_ray.token_id_capture.staging.parquet.tokens.token_source import ParquetTokenSource
+from gym_ray.token_id_capture.staging.parquet.upkeep.compaction import CompactionReport, CompactionRules, compact
+from gym_ray.token_id_capture.staging.parquet.upkeep.survey import (
     ListedCall,
     StoreSurvey,
     list_calls,
     list_partitions,
     survey_store,
 )
-from gym_ray.token_id_capture.staging.parquet.token_lineage import ParquetLineageResolver
-from gym_ray.token_id_capture.staging.parquet.token_sink import ParquetTokenSink
-from gym_ray.token_id_capture.staging.parquet.token_source import ParquetTokenSource
 
 __all__ = [
     "AttachmentView",

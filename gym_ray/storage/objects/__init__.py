@@ -1,0 +1,1 @@
+"""Object stores behind fsspec: one backend a kind, and what makes a put atomic on each."""

@@ -1,0 +1,1 @@
+"""Looking after a store: what it holds, and putting small segments together."""
