@@ -26,8 +26,8 @@ FILES, ADAPTERS = f"{STAGING}/ledger/test_file_ledger.py::", "token_id_capture/a
 SERVED, FAILED = "model_server/external/test_staged_calls.py::", "model_server/external/test_staging_failures.py::"
 CORE, SINK, SOURCE = (
     f"{STAGING}/test_capture.py::",
-    f"{PARQUET}/test_staging_sink.py::",
-    f"{PARQUET}/test_staging_source.py::",
+    f"{PARQUET}/calls/test_staging_sink.py::",
+    f"{PARQUET}/calls/test_staging_source.py::",
 )
 CONTROL, ROUTES = "model_server/test_control_client.py::", "model_server/test_control_routes.py::"
 WORKER, RECEIPTS = "inference_worker/test_staging_engine.py::", f"{STAGING}/test_receipts.py::"
@@ -98,7 +98,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "118": ("vectors/test_C_lifecycle.py::test_install",),
     "120-124": (
         "testing/test_staging_conformance.py::test_a_sink_that_breaks_a_promise_is_found",
-        f"{PARQUET}/test_staging_crash.py::test_a_power_cut_at_any_step_loses_nothing_that_was_acknowledged",
+        f"{PARQUET}/calls/test_staging_crash.py::test_a_power_cut_at_any_step_loses_nothing_that_was_acknowledged",
         f"{SINK}test_sixty_four_threads_share_segments",
         f"{SINK}test_other_content_under_the_same_ids_is_refused",
         f"{SINK}test_a_full_disk_fails_its_callers_and_leaves_no_file",
@@ -241,7 +241,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{STAGING}/test_async_capture.py::test_a_sink_that_hangs_is_a_failed_capture_and_its_late_success_an_orphan",
         "testing/test_staging_conformance.py::test_what_was_made_is_closed_behind_each_test",
         "vectors/test_C_e2e.py::test_vector",
-        f"{PARQUET}/test_call_rows.py::test_attachments_stand_in_the_row_with_their_hashes",
+        f"{PARQUET}/calls/test_call_rows.py::test_attachments_stand_in_the_row_with_their_hashes",
         f"{SOURCE}test_a_damaged_attachment_is_named",
     ),
     "340-343": (
@@ -249,7 +249,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{RECEIPTS}TestPoison::test_an_answer_that_never_committed_does_not_poison",
         f"{STAGING}/test_verify.py::test_the_codes_are_those_that_trainers_count",
         f"{SOURCE}test_neither_extras_nor_media_move_when_tokens_are_fetched",
-        f"{PARQUET}/test_call_rows.py::test_log_probs_are_kept_as_they_were_hashed",
+        f"{PARQUET}/calls/test_call_rows.py::test_log_probs_are_kept_as_they_were_hashed",
     ),
     "344-347": (
         f"{WORKER}test_routes_of_experts_are_those_of_the_staged_tokens",
@@ -301,11 +301,11 @@ PARTS: dict[str, Sequence[str]] = {
     "sinks and sources": (
         f"{SINK}test_a_key_says_where_the_call_is",
         f"{SINK}test_the_same_call_again_has_the_same_key_and_is_written_once",
-        f"{PARQUET}/test_token_source.py::"
+        f"{PARQUET}/tokens/test_token_source.py::"
         "test_freezing_one_of_ten_thousand_rollouts_reads_little_and_only_its_row_groups",
-        f"{PARQUET}/test_token_sink.py::test_a_put_beside_a_freeze_is_in_the_snapshot_or_raises",
-        f"{PARQUET}/test_compaction.py::test_many_segments_become_one_and_every_key_stays_valid",
-        f"{PARQUET}/test_compaction.py::test_a_crash_at_any_step_loses_nothing_and_the_next_run_completes",
+        f"{PARQUET}/tokens/test_token_sink.py::test_a_put_beside_a_freeze_is_in_the_snapshot_or_raises",
+        f"{PARQUET}/upkeep/test_compaction.py::test_many_segments_become_one_and_every_key_stays_valid",
+        f"{PARQUET}/upkeep/test_compaction.py::test_a_crash_at_any_step_loses_nothing_and_the_next_run_completes",
         f"{ADAPTERS}/test_route_alignment.py::test_pickled_routes_are_never_loaded",
         "cli/test_staging.py::test_compaction_says_what_it_did",
     ),
@@ -325,28 +325,28 @@ PARTS: dict[str, Sequence[str]] = {
     "example": ("examples/test_staging.py::test_a_workers_calls_become_rows_with_their_pixels",),
     "conformance": (
         *STATEMENTS["120-124"],
-        f"{PARQUET}/test_token_conformance.py::test_a_directory",
-        f"{PARQUET}/test_token_conformance.py::test_s3",
+        f"{PARQUET}/tokens/test_token_conformance.py::test_a_directory",
+        f"{PARQUET}/tokens/test_token_conformance.py::test_s3",
     ),
     "killed and without power": (
-        f"{PARQUET}/test_staging_crash.py::test_two_hundred_killed_writers_lose_nothing_they_acknowledged",
-        f"{PARQUET}/test_staging_crash.py::test_a_power_cut_at_any_step_loses_nothing_that_was_acknowledged",
-        f"{PARQUET}/test_token_kill.py::test_kills",
-        f"{PARQUET}/test_token_power_cut.py::test_every_acknowledged_step_is_there",
+        f"{PARQUET}/calls/test_staging_crash.py::test_two_hundred_killed_writers_lose_nothing_they_acknowledged",
+        f"{PARQUET}/calls/test_staging_crash.py::test_a_power_cut_at_any_step_loses_nothing_that_was_acknowledged",
+        f"{PARQUET}/tokens/test_token_kill.py::test_kills",
+        f"{PARQUET}/tokens/test_token_power_cut.py::test_every_acknowledged_step_is_there",
         f"{FILES}test_a_killed_process_loses_nothing_that_it_told",
     ),
     "object stores on bad ways": (
         "storage/test_s3_faults.py::test_a_killed_writer_leaves_what_it_acknowledged_and_nothing_half",
         "storage/test_s3_faults.py::test_an_own_object_behind_a_lost_answer_is_a_success_and_a_foreign_one_is_not",
         "storage/test_s3_faults.py::test_answers_that_never_come_are_asked_for_again",
-        f"{PARQUET}/test_staging_s3.py::test_a_call_is_staged_although_a_request_goes_wrong",
-        f"{PARQUET}/test_staging_s3.py::test_a_call_that_could_not_be_sent_is_not_there",
+        f"{PARQUET}/calls/test_staging_s3.py::test_a_call_is_staged_although_a_request_goes_wrong",
+        f"{PARQUET}/calls/test_staging_s3.py::test_a_call_that_could_not_be_sent_is_not_there",
     ),
     "full disks, threads, large media": (
         f"{SINK}test_a_full_disk_fails_its_callers_and_leaves_no_file",
         f"{SINK}test_sixty_four_threads_share_segments",
-        f"{PARQUET}/test_staging_memory.py::test_an_attachment_of_a_gibibyte",
-        f"{PARQUET}/test_staging_memory.py::test_a_batch_takes_at_most_32_bytes_a_token",
+        f"{PARQUET}/calls/test_staging_memory.py::test_an_attachment_of_a_gibibyte",
+        f"{PARQUET}/calls/test_staging_memory.py::test_a_batch_takes_at_most_32_bytes_a_token",
     ),
     "speed": (BENCHMARK + "test_every_figure_comes_from_probes_that_run",),
 }
@@ -355,9 +355,15 @@ SPOILT = f"{HERE}test_spoilt_files_give_one_clear_error_and_no_call"
 NO_MEDIA = f"{HERE}test_media_that_cannot_be_kept_cost_the_capture_and_not_the_answer"
 BAD_INPUT: dict[str, Sequence[str]] = {
     "rejections of the wire": ("vectors/test_C_records.py::test_record", "vectors/test_C_verify.py::test_verify"),
-    "objects": (NO_MEDIA, f"{PARQUET}/test_attachments.py::test_what_cannot_be_kept_is_refused_by_name"),
-    "unknown types": (NO_MEDIA, f"{PARQUET}/test_attachments.py::test_what_cannot_be_kept_is_refused_by_name"),
-    "names that are no text": (NO_MEDIA, f"{PARQUET}/test_attachments.py::test_a_name_that_is_not_text_is_refused"),
+    "objects": (NO_MEDIA, f"{PARQUET}/attachments/test_preparing.py::test_what_cannot_be_kept_is_refused_by_name"),
+    "unknown types": (
+        NO_MEDIA,
+        f"{PARQUET}/attachments/test_preparing.py::test_what_cannot_be_kept_is_refused_by_name",
+    ),
+    "names that are no text": (
+        NO_MEDIA,
+        f"{PARQUET}/attachments/test_preparing.py::test_a_name_that_is_not_text_is_refused",
+    ),
     "keys of another store": (
         f"{HERE}test_keys_of_another_store_name_both",
         f"{SOURCE}test_a_key_of_another_store_is_refused_by_both_names",
