@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from contextlib import AsyncExitStack
 
 from starlette.types import ASGIApp
@@ -33,6 +34,7 @@ class InferenceWorkerHost(HttpHost):
     Args:
         server: Settings of the model server whose engine this worker serves.
         staging: Where its tokens go.
+        name: Its name, which no other worker of the run has, and its restarted process has, too.
         api_key: What its callers must send.
         engine_url: Root URL of this node's llama.cpp server, where the engine is the embedded one.
         host: Address to bind.
@@ -43,6 +45,7 @@ class InferenceWorkerHost(HttpHost):
         self,
         server: ServerSettings,
         staging: StagingSettings,
+        name: str,
         api_key: str,
         engine_url: str | None,
         host: str,
@@ -50,6 +53,8 @@ class InferenceWorkerHost(HttpHost):
     ) -> None:
         self._settings, self._staging = server, staging
         self._api_key, self._engine_url = api_key, engine_url
+        # Another run may keep its tokens in the same store: what its worker was told is not for this one.
+        self._kept_as = f"{name}-{hashlib.sha256(api_key.encode()).hexdigest()[:16]}"
         self._parts = AsyncExitStack()
         super().__init__(f"worker of {server.name}", host, port)
 
@@ -58,7 +63,7 @@ class InferenceWorkerHost(HttpHost):
         where = self._staging.where
         store = open_staging_store(where, self._staging.storage_options)
         self._parts.push_async_callback(asyncio.to_thread, store.close)
-        weights = await asyncio.to_thread(WeightVersion.kept_in, store, self._name)
+        weights = await asyncio.to_thread(WeightVersion.kept_in, store, self._kept_as)
         source = await asyncio.to_thread(ParquetStagingSource, where, store=store)
         self._parts.push_async_callback(asyncio.to_thread, source.close)
         timeout_s, partition = self._staging.timeout_s, self._staging.partition

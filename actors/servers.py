@@ -111,7 +111,7 @@ class _Starter:
         if staging is None:
             return None
         name = f"worker-{server.name}-{node.node_id[:8]}"
-        return self._beside(InferenceWorkerHost, node, name, server, staging, self._token, engine_url)
+        return self._beside(InferenceWorkerHost, node, name, server, staging, name, self._token, engine_url)
 
     def _beside(self, host: type, node: Node, name: str, *arguments: Any) -> str:
         """Start what serves a node's model servers over loopback, once; return its URL."""
