@@ -15,8 +15,13 @@ from starlette.routing import Route
 __all__ = ["failing_upstream", "numbered_upstream"]
 
 
-def numbered_upstream(latency_s: float) -> Starlette:
-    """An OpenAI-compatible upstream that takes its time and gives every answer an id of its own."""
+def numbered_upstream(latency_s: float, arrived: set[Any] | None = None) -> Starlette:
+    """An OpenAI-compatible upstream that takes its time and gives every answer an id of its own.
+
+    Args:
+        latency_s: The time it takes.
+        arrived: Where it notes the input of each request that came to it.
+    """
     numbers = itertools.count()
 
     def answer() -> dict[str, Any]:
@@ -28,6 +33,8 @@ def numbered_upstream(latency_s: float) -> Starlette:
 
     async def responses(request: Request) -> Response:
         body = await request.json()
+        if arrived is not None:
+            arrived.add(body.get("input"))
         await asyncio.sleep(latency_s)  # the engine's own working time, nothing waits for it
         whole = answer()
         if not body.get("stream"):

@@ -46,7 +46,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 class Run:
     """One collection over ``rows`` rows of the diary agent."""
 
-    def __init__(self, tmp_path: Path, settings: Any, rows: int, at_once: int = 16) -> None:
+    def __init__(self, tmp_path: Path, settings: Any, arrived: set[Any], rows: int, at_once: int = 16) -> None:
+        self._arrived = arrived
         self.diary = tmp_path / "diary.jsonl"
         self.paths = RunPaths.of(tmp_path / "out" / "records.jsonl")
         self.settings = settings
@@ -87,8 +88,9 @@ class Run:
             kept = [(call["response"] or {}).get("id") for _, call in store.read_available(entry["rollout"])[0]]
             assert entry["id"] in kept, f"{entry} was given to the agent and is not captured"
         for entry in lines(self.diary):
-            # The server had the call and its process ended: the call is recorded all the same, or there is a gap.
-            if entry["what"] == "broke" and entry["error"] in {"RemoteProtocolError", "ReadError"}:
+            # The engine had the call and its server's process ended: the call is recorded all the same, or there is a
+            # gap. A request that still stood in the socket when its reader was killed leaves nothing.
+            if entry["what"] == "broke" and f"{entry['rollout']} call {entry['call']}" in self._arrived:
                 capture = by_id[entry["rollout"]]["ng_model_call_capture"]
                 assert capture["metrics"]["num_calls"] > entry["call"] or capture.get("gaps"), f"{entry} left no trace"
         began = Counter(entry["rollout"] for entry in lines(self.diary) if entry["what"] == "began")
@@ -116,8 +118,9 @@ def make_run(
 
     def make(rows: int, latency_s: float = 0.0, **options: Any) -> Run:
         agent = f"{HERE / 'agents' / 'diary_agent.py'}:agent"
-        settings = write_settings(SETTINGS.format(upstream=serve(numbered_upstream(latency_s)), agent=agent))
-        return Run(tmp_path, settings, rows, **options)
+        arrived: set[Any] = set()
+        upstream = serve(numbered_upstream(latency_s, arrived))
+        return Run(tmp_path, write_settings(SETTINGS.format(upstream=upstream, agent=agent)), arrived, rows, **options)
 
     return make
 
