@@ -21,13 +21,17 @@ eval: $(STAMP)
 	  --input examples/mixed.jsonl --output $(EVAL_DIR)/rollouts.jsonl \
 	  ++observability_enabled=true ++model_call_capture_dir="$(abspath $(EVAL_DIR))/model-calls"
 
-# The tests that need a cluster wait more than they compute, so both halves run at the same time.
+# Most tests wait more than they compute, so three parts of them run at the same time; the output of two comes at the end.
+BELOW := tests/token_id_capture tests/vectors tests/storage tests/settings tests/rollouts tests/testing
+
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not ray" >$(VENV)/tests-without-ray.log 2>&1 & others=$$!; \
-	trap 'kill $$others 2>/dev/null' INT TERM; \
-	$(BIN)/python -m pytest -m ray; with_ray=$$?; \
-	wait $$others; status=$$?; cat $(VENV)/tests-without-ray.log; \
-	exit $$((with_ray ? with_ray : status))
+	@$(BIN)/python -m pytest -m "not ray" $(BELOW) >$(VENV)/tests-below.log 2>&1 & below=$$!; \
+	$(BIN)/python -m pytest -m "not ray" $(addprefix --ignore=,$(BELOW)) >$(VENV)/tests-above.log 2>&1 & above=$$!; \
+	trap 'kill $$below $$above 2>/dev/null' INT TERM; \
+	$(BIN)/python -m pytest -m ray; status=$$?; \
+	wait $$below || status=$$?; wait $$above || status=$$?; \
+	cat $(VENV)/tests-below.log $(VENV)/tests-above.log; \
+	exit $$status
 
 check: $(STAMP)
 	$(BIN)/ruff check .
