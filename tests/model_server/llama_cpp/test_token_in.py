@@ -19,7 +19,7 @@ from gym_ray.token_id_capture.exact_tokens import ExactTokens, ParentTokens, Unt
 from gym_ray.token_id_capture.token_arrays import pack_token_ids
 
 BOS, START, END, EOS = (MARKERS[name] for name in ("<bos>", "<start_of_turn>", "<end_of_turn>", "<eos>"))
-HI, HELLO = 900, 901
+HI, HELLO = 700_000_001, 901  # no random id of an answer has all these digits
 TEXTS = {HI: "Hi", HELLO: "Hello <start_of_turn>"}
 NAMES = {token: name for name, token in MARKERS.items()}
 
