@@ -16,7 +16,7 @@ from gym_ray.token_id_capture.staging.active_call import ActiveCall, resolved_pr
 from gym_ray.token_id_capture.staging.columns import Column
 from gym_ray.token_id_capture.staging.failures import CaptureFailure, FailureCounts, FailureKind
 from gym_ray.token_id_capture.staging.protocols import CaptureAdapter, StagingSink, WeightVersionProvider
-from gym_ray.token_id_capture.staging.record_of_call import CallTokens, record_of_call
+from gym_ray.token_id_capture.staging.record_of_call import BuildTurns, CallTokens, record_of_call
 from gym_ray.token_id_capture.staging.records import CaptureAdmission, CommitCoords, StagedCallRecord, StageResult
 from gym_ray.token_id_capture.token_arrays import LogProbs, TokenIds
 
@@ -49,7 +49,7 @@ class RolloutTokenCapture:
     ) -> None:
         self._sink, self._weight_version_fn, self._adapter = sink, weight_version_fn, adapter
         self._on_failure = on_failure
-        self._failures = FailureCounts()
+        self._failures, self._turns = FailureCounts(), BuildTurns()
 
     @property
     def failures(self) -> Mapping[str, int]:
@@ -179,7 +179,7 @@ class RolloutTokenCapture:
         attachments: Mapping[str, Any] | None = None,
     ) -> CommitCoords:
         """Do the rest of :meth:`complete_call` for a call that the caller has claimed."""
-        record = record_of_call(call, tokens, extras)
+        record = record_of_call(call, tokens, extras, self._turns)
         outcome = record if isinstance(record, CaptureFailure) else self._stage(record, attachments)
         if isinstance(outcome, CaptureFailure):
             return self._failed(call.admission, call.weight_version, outcome)

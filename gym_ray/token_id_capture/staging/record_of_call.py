@@ -6,7 +6,10 @@ the same (C3, C112).
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import threading
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from gym_ray.token_id_capture.staging.hash_input import float32_values, strict_f
 from gym_ray.token_id_capture.staging.records import StagedCallRecord
 from gym_ray.token_id_capture.token_arrays import FloatArray, LogProbs, TokenArray, TokenIds, starts_with
 
-__all__ = ["CallTokens", "record_of_call"]
+__all__ = ["BuildTurns", "CallTokens", "record_of_call"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +53,31 @@ class CallTokens:
     log_probs: LogProbs | Column[float]
 
 
+class BuildTurns:
+    """How many records are hashed at a time; calls overlap all the same, wherever they wait for a sink.
+
+    Packing and hashing give the interpreter's lock up ten times a call. With many calls at once each of these is a
+    switch of threads, and together they took longer than the work. So a few threads work, and one core is left to the
+    sink.
+
+    Args:
+        count: Records at a time; None for one less than there are cores, and at least one.
+    """
+
+    __slots__ = ("_locks", "_next")
+
+    def __init__(self, count: int | None = None) -> None:
+        count = max(1, (os.cpu_count() or 1) - 1) if count is None else count
+        self._locks = [threading.Lock() for _ in range(count)]
+        self._next = itertools.count()
+
+    def turn(self) -> threading.Lock:
+        """Return the lock to hold while a record is made; made of values in memory alone, so nobody waits long."""
+        return self._locks[next(self._next) % len(self._locks)]
+
+
 def record_of_call(
-    call: ActiveCall, tokens: CallTokens, extras: Mapping[str, Any] | None
+    call: ActiveCall, tokens: CallTokens, extras: Mapping[str, Any] | None, turns: BuildTurns
 ) -> StagedCallRecord | CaptureFailure:
     """Return the record of a claimed call, or why there is none (C109-C112, C325).
 
@@ -59,10 +85,14 @@ def record_of_call(
         call: The call.
         tokens: What the engine said.
         extras: What else the digests cover.
+        turns: Gives the turn to hash.
     """
     try:
         own = _own_extras(extras)
-        return own if isinstance(own, CaptureFailure) else _record(call, tokens, *own)
+        if isinstance(own, CaptureFailure):
+            return own
+        with turns.turn():
+            return _record(call, tokens, *own)
     except (TypeError, ValueError, OverflowError) as error:
         return CaptureFailure("invalid_tokens", text_of(error))
     except Exception as error:  # noqa: BLE001 - nothing that goes wrong in here may cost more than the capture (C325)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from gym_ray.token_id_capture.staging import (
 from gym_ray.token_id_capture.staging.active_call import ActiveCall
 from gym_ray.token_id_capture.staging.columns import id_column
 from gym_ray.token_id_capture.staging.failures import CaptureFailure
-from gym_ray.token_id_capture.staging.record_of_call import CallTokens, record_of_call
+from gym_ray.token_id_capture.staging.record_of_call import BuildTurns, CallTokens, record_of_call
 
 NARROW = [5, 6, 7, 8]
 WIDE = [5, 2**32, 2**63 - 1, 8]
@@ -42,7 +43,7 @@ def begun(prefix: list[int]) -> ActiveCall:
 
 
 def made(prefix: list[int], prompt: Any, extras: Any = None) -> StagedCallRecord | CaptureFailure:
-    return record_of_call(begun(prefix), CallTokens(prompt, [3], [-0.5]), extras)
+    return record_of_call(begun(prefix), CallTokens(prompt, [3], [-0.5]), extras, BuildTurns())
 
 
 FORMS: dict[str, Callable[[list[int]], Any]] = {
@@ -140,17 +141,17 @@ def test_what_a_masked_array_hides_is_not_taken_for_equal(field: str) -> None:
         "log_probs": np.ma.MaskedArray([-1.0, np.nan], [False, True]),
     }
     tokens = {"prompt": np.array([1, 2, 7]), "generated": np.array([3, 4]), "log_probs": np.array([-1.0, -2.0])}
-    failure = record_of_call(begun([1, 2]), CallTokens(**{**tokens, field: hidden[field]}), None)
+    failure = record_of_call(begun([1, 2]), CallTokens(**{**tokens, field: hidden[field]}), None, BuildTurns())
     assert isinstance(failure, CaptureFailure)
     assert failure.kind == "invalid_tokens"
     assert "not MaskedArray" in failure.reason
-    assert isinstance(record_of_call(begun([1, 2]), CallTokens(**tokens), None), StagedCallRecord)
+    assert isinstance(record_of_call(begun([1, 2]), CallTokens(**tokens), None, BuildTurns()), StagedCallRecord)
 
 
 def test_a_record_keeps_its_values_when_those_that_were_given_change() -> None:
     prompt, generated, log_probs = np.array([5, 6, 7, 8, 9]), np.array([3, 4]), np.array([-0.5, -0.25], np.float32)
     deep = {"a": [1, {"b": [2]}], "c": {"d": "e"}}
-    record = record_of_call(begun(NARROW), CallTokens(prompt, generated, log_probs), deep)
+    record = record_of_call(begun(NARROW), CallTokens(prompt, generated, log_probs), deep, BuildTurns())
     assert isinstance(record, StagedCallRecord)
     for column in (prompt, generated, log_probs):
         column[:] = 0
@@ -192,6 +193,46 @@ def test_extras_are_read_once() -> None:
 def test_the_version_that_was_given_is_stamped_also_if_it_is_the_first(given: int | None) -> None:
     admission = CaptureAdmission(rollout_id="r", model_call_id="c", mode="text")
     call = RolloutTokenCapture(None, lambda: 5).begin_call(admission, weight_version=given)  # type: ignore[arg-type]
-    record = record_of_call(call, CallTokens([1], [2], [-0.5]), None)
+    record = record_of_call(call, CallTokens([1], [2], [-0.5]), None, BuildTurns())
     assert isinstance(record, StagedCallRecord)
     assert record.weight_version == (5 if given is None else given)
+
+
+def test_turns_go_round_and_there_is_always_one() -> None:
+    turns = BuildTurns(2)
+    first, second, again = turns.turn(), turns.turn(), turns.turn()
+    assert first is again
+    assert first is not second
+    assert BuildTurns().turn() is not None
+
+
+def test_extras_that_take_their_time_hold_no_other_call_up() -> None:
+    """A mapping of the caller's own may wait for anything; it is read before the turn is taken."""
+    begun_reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Mapping[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            return len(name)
+
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[str]:
+            begun_reading.set()
+            assert go_on.wait(20)
+            return iter("a")
+
+    turns, made = BuildTurns(1), list[object]()
+
+    def slowly() -> None:
+        made.append(record_of_call(begun([1]), CallTokens([1, 5], [2], [-0.5]), Slow(), turns))
+
+    thread = threading.Thread(target=slowly)
+    thread.start()
+    try:
+        assert begun_reading.wait(20)
+        assert isinstance(record_of_call(begun([1]), CallTokens([1, 5], [2], [-0.5]), None, turns), StagedCallRecord)
+    finally:
+        go_on.set()
+        thread.join(20)
+    assert isinstance(made[0], StagedCallRecord)
