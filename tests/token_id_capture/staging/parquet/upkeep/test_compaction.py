@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 from gym_ray.errors import CaptureError, ForeignKeyError, StagedCallMissingError, StorageMissingError
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
-from gym_ray.storage.streams import StreamedValue
+from gym_ray.testing.mortal_store import Killed, MortalStore
 from gym_ray.testing.staged_rollout import StagedRollout
 from gym_ray.token_id_capture.staging import CallRecord, RolloutManifest, StagedCallRecord
 from gym_ray.token_id_capture.staging.parquet.calls.staging_sink import ParquetStagingSink
@@ -265,43 +264,6 @@ def test_a_damaged_segment_is_left_alone_and_named(tmp_path: Path) -> None:
     assert (tmp_path / victim).read_bytes() == bytes(data)
     where = victim.split("/")[1] + f"-{int(victim.split('/')[2].split('.')[0])}:"
     check(tmp_path, {key: value for key, value in staged.items() if where not in key})
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class MortalStore(PosixStore):
-    """A directory whose process dies before or after a change; ``steps`` counts the changes."""
-
-    def __init__(self, root: Path, dies_at: float = float("inf")) -> None:
-        super().__init__(root)
-        self.steps, self.dies_at = 0, dies_at
-
-    def _step(self, change: Callable[[], None]) -> None:
-        for act in (lambda: None, change):
-            if self.steps >= self.dies_at:
-                raise Killed
-            self.steps += 1
-            act()
-
-    def publish(self, name: str, data: bytes) -> None:
-        publish = super().publish
-        self._step(lambda: publish(name, data))
-
-    def create(self, name: str, data: bytes) -> None:
-        create = super().create
-        self._step(lambda: create(name, data))
-
-    def delete(self, name: str) -> None:
-        delete = super().delete
-        self._step(lambda: delete(name))
-
-    def stream(self, name: str) -> StreamedValue:
-        value = super().stream(name)
-        publish = value.publish
-        value.publish = lambda: self._step(publish)  # type: ignore[method-assign]
-        return value
 
 
 def prepared(root: Path) -> tuple[Staged, list[str]]:

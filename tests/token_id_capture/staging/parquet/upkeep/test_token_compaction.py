@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gym_ray.errors import RolloutFrozenError, RolloutRetiredError, StorageMissi
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.posix import PosixStore
 from gym_ray.storage.store import SegmentStore
-from gym_ray.storage.streams import StreamedValue
+from gym_ray.testing.mortal_store import Killed, MortalStore
 from gym_ray.testing.token_source import call_entry
 from gym_ray.testing.watched_store import WatchedStore
 from gym_ray.token_id_capture.protocols import TokenCaptureSnapshot
@@ -251,43 +250,6 @@ async def test_an_old_segment_whose_rows_are_not_in_the_new_one_stays(tmp_path: 
     report = compact(PosixStore(tmp_path), rules=AT_ONCE)
     assert any(f"{victim}" in problem for problem in report.problems)
     assert (tmp_path / victim).exists()
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class MortalStore(PosixStore):
-    """A directory whose process dies before or after a change; ``steps`` counts the changes."""
-
-    def __init__(self, root: Path, dies_at: float = float("inf")) -> None:
-        super().__init__(root)
-        self.steps, self.dies_at = 0, dies_at
-
-    def _step(self, change: Callable[[], None]) -> None:
-        for act in (lambda: None, change):
-            if self.steps >= self.dies_at:
-                raise Killed
-            self.steps += 1
-            act()
-
-    def publish(self, name: str, data: bytes) -> None:
-        publish = super().publish
-        self._step(lambda: publish(name, data))
-
-    def create(self, name: str, data: bytes) -> None:
-        create = super().create
-        self._step(lambda: create(name, data))
-
-    def delete(self, name: str) -> None:
-        delete = super().delete
-        self._step(lambda: delete(name))
-
-    def stream(self, name: str) -> StreamedValue:
-        value = super().stream(name)
-        publish = value.publish
-        value.publish = lambda: self._step(publish)  # type: ignore[method-assign]
-        return value
 
 
 async def test_a_crash_at_any_step_changes_nothing_and_the_next_run_completes(tmp_path: Path) -> None:
