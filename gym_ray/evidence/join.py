@@ -6,29 +6,24 @@ Pure: bytes in, bytes out, so that a join can be repeated anywhere with the same
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_ray import exact_json
+from gym_ray.evidence.build import JoinOptions, build_evidence
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary, summarise
-from gym_ray.model_call_capture.attachment import (
-    ATTACHMENT_FIELD,
-    CALLS_MISSING,
-    OPEN_CALLS,
-    WRITER_UNREACHABLE,
-    Gap,
-    build_attachment,
-)
+from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
-__all__ = ["Destination", "Joined", "join"]
+__all__ = ["Destination", "JoinOptions", "Joined", "join"]
 
+TRAJECTORY_FIELD = "ng_trajectory"
 Destination = Literal["main", "failures", "nowhere"]
 
+_DEFAULTS = JoinOptions()
 _FROM_THE_ROW = ("_ng_task_index", "_ng_rollout_index")
 _FROM_THE_ROW_IF_THERE = ("agent_ref", "task_source", "skills_ref", "_ng_attempt_index", "_ng_rollout_id")
 # They name the capture; a reply that invents one would be linked with another rollout's calls.
@@ -43,11 +38,18 @@ class Joined:
         line: The record as one JSON line without its line feed.
         destination: Which output it belongs to (D37).
         summary: Its figures.
+        facts: What metrics and reports need of it, one JSON line.
+        source: The observations and the trajectory that the reply itself brought, one JSON line, so that a later join
+            starts where this one did; None when it brought neither.
+        parts: The rollout's parts file in compact mode, else None.
     """
 
     line: bytes
     destination: Destination
     summary: RolloutSummary
+    facts: bytes = b""
+    source: bytes | None = None
+    parts: bytes | None = None
 
 
 def join(
@@ -58,6 +60,7 @@ def join(
     written: WrittenCalls | None,
     *,
     terminal: bool = False,
+    options: JoinOptions = _DEFAULTS,
 ) -> Joined:
     """Build the finished record of one attempt.
 
@@ -68,6 +71,7 @@ def join(
         snapshot: The attempt's capture, None when capture is off or the attempt never ran.
         written: What the model servers say they wrote, None only beside a None snapshot.
         terminal: Mark a failure as one that must never be tried again.
+        options: How evidence is built.
 
     Raises:
         ValueError: ``row`` is not a JSON object, or a snapshot comes without the servers' list, so that nothing could
@@ -78,17 +82,28 @@ def join(
     row_object = exact_json.loads_object(row)
     if row_object is None:
         raise ValueError(f"{rollout_id}: the dispatched row is not a JSON object")
-    attachment = None
-    if snapshot is not None and written is not None:
-        attachment = _attachment(rollout_id, snapshot, written)
-    record = _finish(_record_of(result, terminal), row_object, attachment)
+
+    def built(record: dict[str, Any]) -> dict[str, Any]:
+        record = _with_identity(record, row_object)
+        return build_evidence(record, row_object, rollout_id, snapshot, written, result.latency_ms, options)
+
+    reply = _record_of(result, terminal)
+    source = _source_line(rollout_id, reply)
+    record = built(reply)
     try:
         line = exact_json.dumps(record)
     except ValueError as error:
         failure = RunFailure("agent_run_error", "ValueError", f"the agent's reply cannot be stored: {error}")
-        record = _finish(_failure_record(failure, terminal), row_object, attachment)
+        record, source = built(_failure_record(failure, terminal)), None
         line = exact_json.dumps(record)
-    return Joined(line, _destination(record), summarise(record, attachment, rollout_id, result.latency_ms))
+    attachment = None if snapshot is None else record[ATTACHMENT_FIELD]
+    summary = summarise(record, attachment, rollout_id, result.latency_ms)
+    return Joined(line, _destination(record), summary, b"", source)
+
+
+def _source_line(rollout_id: str, reply: Mapping[str, Any]) -> bytes | None:
+    brought = {name: reply[name] for name in (OBSERVATIONS_FIELD, TRAJECTORY_FIELD) if name in reply}
+    return exact_json.dumps({"rollout_id": rollout_id, **brought}) if brought else None
 
 
 def _record_of(result: RunResult, terminal: bool) -> dict[str, Any]:
@@ -115,7 +130,7 @@ def _failure_record(failure: RunFailure, terminal: bool) -> dict[str, Any]:
     return record
 
 
-def _finish(record: dict[str, Any], row: Mapping[str, Any], attachment: dict[str, Any] | None) -> dict[str, Any]:
+def _with_identity(record: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     for key in _NEVER_FROM_THE_REPLY:
         record.pop(key, None)
     for key in _FROM_THE_ROW:
@@ -123,27 +138,7 @@ def _finish(record: dict[str, Any], row: Mapping[str, Any], attachment: dict[str
     for key in _FROM_THE_ROW_IF_THERE:
         if row.get(key) is not None:
             record[key] = row[key]
-    if attachment is not None:
-        record[ATTACHMENT_FIELD] = attachment
     return record
-
-
-def _attachment(rollout_id: str, snapshot: CaptureSnapshot, written: WrittenCalls) -> dict[str, Any]:
-    if written.lost_call_ids or written.marked_incomplete:  # the marker may not have reached the disk
-        snapshot = dataclasses.replace(snapshot, incomplete=True)
-    attachment = build_attachment(rollout_id, snapshot)
-    gaps = []
-    if written.open_call_ids:
-        gaps.append(Gap(OPEN_CALLS, f"count={len(written.open_call_ids)}"))
-    if written.unreachable_writers:
-        gaps.append(Gap(WRITER_UNREACHABLE, f"writers={','.join(written.unreachable_writers)}"))
-    listed = {call.call_id for call in written.recorded} | set(written.lost_call_ids)
-    missing = listed - {call["model_call_id"] for call in attachment["calls"]}
-    if missing:
-        gaps.append(Gap(CALLS_MISSING, f"count={len(missing)}"))
-    if gaps:
-        attachment["gaps"] = [*attachment.get("gaps", ()), *(gap.as_json() for gap in gaps)]
-    return attachment
 
 
 def _destination(record: Mapping[str, Any]) -> Destination:
