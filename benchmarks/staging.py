@@ -10,23 +10,13 @@ are processor time; what waits for the disk is time on the clock, so a busy disk
 
 from __future__ import annotations
 
-import argparse
-import json
-import operator
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
-MIB = 1024 * 1024
+from measuring import AT_LEAST, AT_MOST, MIB, Processes, main, middle, ratio
 
-AT_MOST, AT_LEAST = operator.le, operator.ge
-WANTED: dict[str, tuple[Callable[[float, float], bool], float]] = {
+WANTED = {
     "complete_call_over_sha256_100k": (AT_MOST, 2.0),
     "complete_call_lists_over_sha256_100k": (AT_MOST, 6.0),
     "complete_call_child_over_sha256": (AT_MOST, 2.0),
@@ -57,37 +47,13 @@ class Plan:
     attachment_mib: int = 1024
     row_tokens: int = 100_000
 
+    @property
+    def measured(self) -> Processes:
+        """Measures in fresh processes."""
+        return Processes(Path(__file__), self.processes)
+
 
 QUICK = Plan(1, 10_000, 5, 64, 256, 1_000_000, 256, 64, 10_000)
-
-
-def fresh(probe: str, directory: Path, size: int, count: int) -> dict[str, float]:
-    """Measure in a new process."""
-    command = [sys.executable, __file__, "--probe", probe, str(directory), str(size), str(count)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"measuring {probe} failed; its own message is above")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
-
-
-def several(plan: Plan, probe: str, scratch: Path, size: int, count: int) -> list[dict[str, float]]:
-    """Return what several processes find, each in a directory of its own."""
-    rounds = []
-    for _ in range(plan.processes):
-        with tempfile.TemporaryDirectory(dir=scratch) as own:
-            rounds.append(fresh(probe, Path(own), size, count))
-    return rounds
-
-
-def ratio(rounds: list[dict[str, float]], name: str, base: str) -> tuple[float, str]:
-    """Return the median of the ratios of single processes, and between what they lie."""
-    ratios = [found[name] / found[base] for found in rounds]
-    return statistics.median(ratios), f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} processes"
-
-
-def middle(rounds: list[dict[str, float]], name: str) -> float:
-    return statistics.median(found[name] for found in rounds)
 
 
 def measure_complete(plan: Plan, scratch: Path) -> dict[str, float]:
@@ -97,7 +63,7 @@ def measure_complete(plan: Plan, scratch: Path) -> dict[str, float]:
         ("complete_lists", "complete_call_lists_over_sha256_100k"),
         ("complete_child", "complete_call_child_over_sha256"),
     ):
-        rounds = several(plan, probe, scratch, plan.tokens, plan.rounds)
+        rounds = plan.measured.several(probe, scratch, plan.tokens, plan.rounds)
         figures[figure], spread = ratio(rounds, "call_s", "sha256_s")
         call_us, sha256_us = middle(rounds, "call_s") * 1e6, middle(rounds, "sha256_s") * 1e6
         print(f"{probe}: {call_us:.0f} us, sha256 of its {rounds[0]['bytes']:.0f} bytes {sha256_us:.0f} us; {spread}")
@@ -105,7 +71,7 @@ def measure_complete(plan: Plan, scratch: Path) -> dict[str, float]:
 
 
 def measure_stage(plan: Plan, scratch: Path) -> dict[str, float]:
-    rounds = several(plan, "stage", scratch, plan.callers, plan.calls)
+    rounds = plan.measured.several("stage", scratch, plan.callers, plan.calls)
     over_pyarrow, spread = ratio(rounds, "calls_per_s", "pyarrow_calls_per_s")
     over_single, single_spread = ratio(rounds, "calls_per_s", "single_calls_per_s")
     print(
@@ -121,7 +87,7 @@ def measure_stage(plan: Plan, scratch: Path) -> dict[str, float]:
 
 
 def measure_memory(plan: Plan, scratch: Path) -> dict[str, float]:
-    rounds = several(plan, "waiting", scratch, plan.waiting_tokens, 200)
+    rounds = plan.measured.several("waiting", scratch, plan.waiting_tokens, 200)
     waiting = max(found["rss_bytes_per_token"] for found in rounds)
     bound = 32 * rounds[0]["tokens"] + 64 * MIB
     peak = max(found["commit_rss_bytes"] for found in rounds)
@@ -136,9 +102,10 @@ def measure_fetch(plan: Plan, scratch: Path) -> dict[str, float]:
     stores = {}
     for count in (16, plan.stored):
         stores[count] = scratch / f"store-{count}"
-        fresh("fill", stores[count], plan.callers, count)
+        plan.measured.fresh("fill", stores[count], plan.callers, count)
     found = {
-        count: [fresh("fetch", where, 0, plan.rounds) for _ in range(plan.processes)] for count, where in stores.items()
+        count: [plan.measured.fresh("fetch", where, 0, plan.rounds) for _ in range(plan.processes)]
+        for count, where in stores.items()
     }
     large, small = found[plan.stored], found[16]
     ratios = [many["fetch_s"] / few["fetch_s"] for many, few in zip(large, small, strict=True)]
@@ -152,7 +119,7 @@ def measure_fetch(plan: Plan, scratch: Path) -> dict[str, float]:
 
 
 def measure_attachment(plan: Plan, scratch: Path) -> dict[str, float]:
-    rounds = several(plan, "attachment", scratch, plan.attachment_mib, 1)
+    rounds = plan.measured.several("attachment", scratch, plan.attachment_mib, 1)
     extra = max(found["extra_rss_bytes"] for found in rounds) / MIB
     print(
         f"an attachment of {plan.attachment_mib} MiB: {extra:.0f} MiB more, "
@@ -162,15 +129,15 @@ def measure_attachment(plan: Plan, scratch: Path) -> dict[str, float]:
 
 
 def measure_verify(plan: Plan, scratch: Path) -> dict[str, float]:
-    small = several(plan, "verify", scratch, plan.row_tokens, 25)
-    large = several(plan, "verify", scratch, 4 * plan.row_tokens, 100)
+    small = plan.measured.several("verify", scratch, plan.row_tokens, 25)
+    large = plan.measured.several("verify", scratch, 4 * plan.row_tokens, 100)
     took = [middle(rounds, "verify_s") * 1e3 for rounds in (small, large)]
     print(f"verify and linearise: {took[0]:.1f} ms for 25 calls, {took[1]:.1f} ms for four times as much")
     return {"verify_4_over_1": took[1] / took[0]}
 
 
-def run(plan: Plan, scratch: Path) -> dict[str, float]:
-    figures: dict[str, float] = {}
+def run(quick: bool, scratch: Path) -> dict[str, float]:
+    plan, figures = QUICK if quick else Plan(), {}
     for measure in (
         measure_complete,
         measure_stage,
@@ -180,41 +147,8 @@ def run(plan: Plan, scratch: Path) -> dict[str, float]:
         measure_verify,
     ):
         figures |= measure(plan, scratch)
-    return {name: round(value, 4) for name, value in figures.items()}
-
-
-def probe(arguments: list[str]) -> dict[str, float]:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from benchmarks.staging_probes import PROBES
-
-    name, directory, size, count = arguments
-    return PROBES[name](Path(directory), int(size), int(count))
-
-
-def verdict(name: str, value: float) -> str:
-    holds, bound = WANTED[name]
-    words = "or less" if holds is AT_MOST else "or more"
-    return f"{name}: {value:.3g} (wanted: {bound:g} {words}{'' if holds(value, bound) else ', MISSED'})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer rounds, for a look")
-    parser.add_argument("--probe", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.probe:
-        print(json.dumps(probe(options.probe)))
-        return
-    RESULTS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as scratch:
-        figures = run(QUICK if options.quick else Plan(), Path(scratch))
-    for name, value in figures.items():
-        print(verdict(name, value))
-    setup = {"quick": options.quick, "cpus": os.cpu_count(), "load_average": os.getloadavg()}
-    target = RESULTS / "staging.json"
-    target.write_text(json.dumps({"name": "staging", "figures": figures, "setup": setup}, indent=2) + "\n")
-    print(f"written: {target}")
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, "benchmarks.staging_probes", __doc__, WANTED, run)

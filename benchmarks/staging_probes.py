@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.measuring import memory_bytes
 from gym_ray.storage.posix import PosixStore
 from gym_ray.token_id_capture.staging.capture import RolloutTokenCapture
 from gym_ray.token_id_capture.staging.constants import NO_EXTRAS_DIGEST
@@ -50,13 +51,6 @@ class NullSink:
         if self._keep:
             self.records.append(record)
         return StageResult(ok=True, staging_key="somewhere")
-
-
-def memory_bytes(field: str) -> int:
-    """What the kernel says about this process: ``VmRSS`` or ``VmHWM``."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{field}:"))
-    return int(line.split()[1]) << 10
 
 
 def give_back() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from benchmarks.measuring import memory_bytes
 from benchmarks.tokens_rollouts import (
     KINDS,
     TOKENS_A_TURN,
@@ -33,13 +34,6 @@ from gym_ray.token_id_capture.store import TokenCaptureStore
 from gym_ray.token_id_capture.token_arrays import digest_packed, encode_packed, pack_token_ids
 
 WINDOWS = 10
-
-
-def memory_bytes(field: str) -> int:
-    """What the kernel says about this process: ``VmRSS`` or ``VmHWM``."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{field}:"))
-    return int(line.split()[1]) << 10
 
 
 def least_s(work: Callable[[], object], rounds: int) -> float:
