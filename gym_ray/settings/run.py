@@ -1,4 +1,4 @@
-"""The settings of one run, checked and frozen (A126 to A129, D123).
+"""The settings of one run, checked and frozen (A126 to A129, D123). They lie flat: each field is a top-level key.
 
 A run's settings travel: they pickle into actors, and their YAML is what the head server serves. Secrets show neither
 in ``repr`` nor in redacted YAML.
@@ -6,66 +6,27 @@ in ``repr`` nor in redacted YAML.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import ConfigDict, Field, SecretStr
 
 from gym_ray.errors import SettingsError
 from gym_ray.settings.agent_options import AgentOptions
+from gym_ray.settings.attempt_settings import AttemptSettings
+from gym_ray.settings.capture import CaptureSettings
 from gym_ray.settings.capture_redaction import CaptureRedaction
-from gym_ray.settings.fields import (
-    Count,
-    FrozenModel,
-    HttpUrl,
-    Name,
-    Port,
-    PositiveCount,
-    PositiveSeconds,
-    Seconds,
-)
-from gym_ray.settings.interpolation import escape_interpolation
-from gym_ray.settings.problems import MIN_SECRET_CHARS, did_you_mean, is_secret_key
+from gym_ray.settings.fields import FrozenModel, HttpUrl, Name, Port, PositiveSeconds, Seconds
+from gym_ray.settings.plain_yaml import REDACTED, plain, secret_texts
+from gym_ray.settings.problems import did_you_mean
+from gym_ray.settings.result_settings import ResultSettings
+from gym_ray.settings.row_settings import RowSettings
 from gym_ray.settings.server_options import ServerType
 from gym_ray.settings.servers import ServerSettings
 from gym_ray.settings.token_capture import PLUG_IN_ARGUMENTS, TokenIdCaptureConfig
 from gym_ray.settings.yaml_files import dump_yaml
 
 __all__ = ["REDACTED", "CaptureSettings", "HeadServer", "RunSettings"]
-
-REDACTED = "**********"
-"""Stands for a secret in redacted YAML."""
-
-
-class CaptureSettings(BaseModel):
-    """Whether model calls are captured, and where (A126 to A128). The only reading of the two keys (A129).
-
-    Attributes:
-        observability_enabled: Capture every model call.
-        model_call_capture_dir: Absolute directory that model servers and collector share; not looked at when off.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
-
-    observability_enabled: bool = False
-    model_call_capture_dir: Path | None = None
-
-    @model_validator(mode="after")
-    def _check_directory(self) -> CaptureSettings:
-        if not self.observability_enabled:
-            return self
-        if self.model_call_capture_dir is None:
-            raise ValueError("model_call_capture_dir is required when observability_enabled is true")
-        if not self.model_call_capture_dir.is_absolute():
-            raise ValueError("model_call_capture_dir must be an absolute path when observability_enabled is true")
-        return self
-
-    @property
-    def capture_dir(self) -> Path | None:
-        """The directory if capture is on, else None."""
-        return self.model_call_capture_dir if self.observability_enabled else None
 
 
 class HeadServer(FrozenModel):
@@ -75,41 +36,14 @@ class HeadServer(FrozenModel):
     port: Port = 11000
 
 
-def _repeats(value: Any) -> Any:
-    counts = value.values() if isinstance(value, Mapping) else [value]
-    for count in counts:
-        text = str(count) if isinstance(count, int | str) and not isinstance(count, bool) else ""
-        if not text.isascii() or not text.isdecimal() or int(text) < 1:
-            raise ValueError("should be a whole number from 1 up, or a map from agent name to such a number")
-    return value
-
-
-def _none_is_one(value: Any) -> Any:
-    return 1 if value is None else _repeats(value)
-
-
-def _zero_is_none(value: Any) -> Any:
-    return None if value == 0 and not isinstance(value, bool) else value
-
-
-class RunSettings(CaptureSettings):
-    """Everything that a run was told.
+class RunSettings(RowSettings, AttemptSettings, ResultSettings, CaptureSettings):
+    """Everything that a run was told; its rows, its attempts, its results and its capture are described by its bases.
 
     Attributes:
         capture_timeout_s: Longest that one call's capture may hold back its answer.
         capture_redaction: What is taken out of captures besides the run's own credentials.
         token_id_capture: Whether exact tokens are captured for training, and what becomes of them (B126).
         servers: Servers by name.
-        agent_name: The agent of every row, over what the rows say (D13).
-        input_jsonl_fpath: Rows to run.
-        output_jsonl_fpath: Where finished rollouts go.
-        limit: Rows to take from the input; None takes all (0 in a file means the same, D7).
-        num_repeats: Rollouts per row, or by agent name with ``_default`` (D9).
-        num_samples_in_parallel: Bound on rollouts that run at the same time.
-        interleave_repeats: Run the first repeat of every row before the second of any (D11).
-        responses_create_params: Laid over each row's own, at the top level only (D12).
-        run_timeout_s: Longest that one rollout may take; None has no bound.
-        num_rollout_workers: Worker processes; None lets the cluster choose.
         head_server: Where the run can be found.
         start_timeout_s: Longest that the servers may take to start; 0 waits for ever (D129).
         model_endpoint_timeout_s: Longest wait for a model endpoint's first answer; 0 does not check (D129). A minute,
@@ -124,16 +58,6 @@ class RunSettings(CaptureSettings):
     capture_redaction: CaptureRedaction = Field(default_factory=CaptureRedaction)
     token_id_capture: TokenIdCaptureConfig = Field(default_factory=TokenIdCaptureConfig)
     servers: Mapping[str, ServerSettings] = Field(default_factory=dict)
-    agent_name: Name | None = None
-    input_jsonl_fpath: Path | None = None
-    output_jsonl_fpath: Path | None = None
-    limit: Annotated[Count | None, BeforeValidator(_zero_is_none)] = None
-    num_repeats: Annotated[int | dict[str, int], BeforeValidator(_none_is_one)] = 1
-    num_samples_in_parallel: PositiveCount | None = None
-    interleave_repeats: bool = False
-    responses_create_params: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold headers with keys
-    run_timeout_s: PositiveSeconds | None = 600.0
-    num_rollout_workers: PositiveCount | None = None
     head_server: HeadServer = Field(default_factory=HeadServer)
     start_timeout_s: Seconds = 600.0
     model_endpoint_timeout_s: Seconds = 60.0
@@ -193,35 +117,5 @@ class RunSettings(CaptureSettings):
             options = server.options.model_dump(exclude_defaults=True)
             options |= {name: ref.model_dump() for name, ref in server.options.references().items()}
             tree[server.name] = {server.type: {server.implementation: options}}
-        secrets = _secret_texts(tree) if redact else frozenset()
-        return dump_yaml({key: _plain(value, secrets, redact) for key, value in tree.items()})
-
-
-def _secret_texts(value: Any) -> frozenset[str]:
-    if isinstance(value, SecretStr):
-        text = value.get_secret_value()
-        return frozenset({text} if len(text) >= MIN_SECRET_CHARS else ())
-    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return frozenset().union(*(_secret_texts(child) for child in children))
-
-
-def _plain(value: Any, secrets: frozenset[str], redact: bool) -> Any:
-    """Turn dumped settings into what YAML can hold, with ``${`` escaped so that it loads as it is."""
-    if isinstance(value, Mapping):
-        return {
-            key: REDACTED
-            if redact and is_secret_key(str(key)) and child is not None
-            else _plain(child, secrets, redact)
-            for key, child in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_plain(child, secrets, redact) for child in value]
-    if isinstance(value, SecretStr):
-        return REDACTED if redact else escape_interpolation(value.get_secret_value())
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, str):
-        return value
-    if secrets:
-        value = re.sub("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), REDACTED, value)
-    return escape_interpolation(value)
+        secrets = secret_texts(tree) if redact else frozenset()
+        return dump_yaml({key: plain(value, secrets, redact) for key, value in tree.items()})
