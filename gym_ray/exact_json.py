@@ -17,9 +17,12 @@ import orjson
 __all__ = ["dumps", "loads", "loads_object", "loads_within", "nests_deeper"]
 
 # 19 digits is the shortest run that can pass 2^63; shorter ones are exact in orjson. Looking for it in a translated
-# copy costs a fifteenth of what a regular expression does, and every body comes through here.
+# copy costs a fifteenth of what a regular expression does, and every body comes through here. Every third byte tells
+# first: 19 digits in a row show six in a row there, and few texts do.
 _DIGITS_AS_ZEROS = bytes(48 if 48 <= byte <= 57 else 0 for byte in range(256))
 _LONG_NUMBER = b"0" * 19
+_STRIDE = 3
+_SAMPLED_NUMBER = b"0" * (len(_LONG_NUMBER) // _STRIDE)
 _WINDOW_BYTES = 1 << 16
 
 
@@ -53,10 +56,16 @@ def loads_within(text: bytes) -> Callable[[bytes], Any]:
 
 def _holds_long_number(data: bytes) -> bool:
     if len(data) <= _WINDOW_BYTES:
-        return _LONG_NUMBER in data.translate(_DIGITS_AS_ZEROS)
+        return _window_holds_long_number(data)
     overlap = len(_LONG_NUMBER) - 1  # in windows, so that a huge body is not copied as a whole
     starts = range(0, len(data), _WINDOW_BYTES)
-    return any(_LONG_NUMBER in data[at : at + _WINDOW_BYTES + overlap].translate(_DIGITS_AS_ZEROS) for at in starts)
+    return any(_window_holds_long_number(data[at : at + _WINDOW_BYTES + overlap]) for at in starts)
+
+
+def _window_holds_long_number(data: bytes) -> bool:
+    if _SAMPLED_NUMBER not in data[::_STRIDE].translate(_DIGITS_AS_ZEROS):
+        return False
+    return _LONG_NUMBER in data.translate(_DIGITS_AS_ZEROS)
 
 
 def loads_object(data: bytes) -> dict[str, Any] | None:

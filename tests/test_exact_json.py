@@ -97,3 +97,11 @@ def test_a_parser_for_many_small_texts_is_exact() -> None:
     assert [loads(b'{"a":1}'), loads(b'{"b":[true]}')] == [{"a": 1}, {"b": [True]}]
     with pytest.raises(ValueError, match="surrogate"):
         loads(b'"\\ud83d"')
+
+
+@given(st.integers(0, 40), st.integers(10**18, 10**22), st.booleans(), st.integers(0, 40))
+def test_a_long_number_is_exact_at_every_place_and_of_every_length(
+    before: int, number: int, negative: bool, after: int
+) -> None:
+    number = -number if negative else number
+    assert exact_json.loads(b'["%s",%d,"%s"]' % (b"x" * before, number, b"y" * after))[1] == number
