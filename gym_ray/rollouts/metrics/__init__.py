@@ -1,0 +1,7 @@
+"""Metrics of a run: counted live while it goes on, and aggregated over its records when it is over."""
+
+from __future__ import annotations
+
+from gym_ray.rollouts.metrics.live import Distribution, MetricsRow, RunMetrics
+
+__all__ = ["Distribution", "MetricsRow", "RunMetrics"]
