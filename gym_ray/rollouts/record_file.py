@@ -53,6 +53,21 @@ class RecordFile:
         """Return the file's size in bytes."""
         return self._calls.fstat(self._fd).st_size
 
+    def repair(self) -> int:
+        """Complete or cut a torn tail (D50), and return the file's size; all of it is durable when this returns.
+
+        Raises:
+            StorageError: The file cannot be read, changed or synced.
+        """
+        with self._locked():
+            size = self._repair_tail()
+            try:
+                self._calls.sync_data(self._fd)
+            except OSError as error:
+                raise StorageError(f"{self.path}: cannot be synced: {error}") from error
+            self._acknowledged = max(self._acknowledged, size)
+        return size
+
     def append(self, line: bytes) -> tuple[int, int]:
         """Append a record and its line feed; durable when this returns.
 

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import RolloutIdError, StorageError
+from gym_ray.rollouts.failure_classes import failure_flags
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.run_paths import OutputFile, OutputMark, RunPaths, Written
 from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.posix import sync_directory
 
-__all__ = ["RunOutputs", "read_record"]
+__all__ = ["RunOutputs", "line_digest", "read_record", "written_line"]
+
+
+def line_digest(line: bytes) -> bytes:
+    """Return the blake2b-128 of a record's line without its line feed."""
+    return hashlib.blake2b(line, digest_size=16).digest()
+
+
+def written_line(file: OutputFile, offset: int, line: bytes, *, flags: int | None = None) -> Written:
+    """Return the place of a line that lies at ``offset``, without its line feed in ``line``.
+
+    Args:
+        file: The output.
+        offset: First byte.
+        line: The record.
+        flags: Flags of a failure; None to read them from the record.
+    """
+    if flags is None:
+        flags = failure_flags(exact_json.loads_object(line) or {}) if file == "failures" else 0
+    return Written(file, offset, len(line) + 1, line_digest(line), flags)
 
 
 class RunOutputs:
@@ -26,11 +49,13 @@ class RunOutputs:
     """
 
     def __init__(self, paths: RunPaths, *, calls: FileCalls | None = None) -> None:
-        self.paths = paths
+        self.paths, self._calls = paths, calls or FileCalls()
         self._files: dict[OutputFile, RecordFile] = {}
+        self._sources: RecordFile | None = None
+        self._opening = threading.Lock()
         try:
             for file in ("main", "failures"):
-                self._files[file] = RecordFile(paths.output_of(file), calls or FileCalls())
+                self._files[file] = RecordFile(paths.output_of(file), self._calls)
         except StorageError:
             self.close()
             raise
@@ -42,22 +67,54 @@ class RunOutputs:
         self.close()
 
     def close(self) -> None:
-        """Close both outputs; safe to repeat."""
+        """Close all files; safe to repeat."""
         for file in self._files.values():
             file.close()
+        if self._sources is not None:
+            self._sources.close()
 
     def mark(self) -> OutputMark:
         """Return the sizes of both outputs now: what is appended later lies behind them."""
         return OutputMark(self._files["main"].size(), self._files["failures"].size())
 
-    def append(self, file: OutputFile, line: bytes) -> Written:
+    def append(self, file: OutputFile, line: bytes, *, flags: int | None = None) -> Written:
         """Append one JSON object, without a line feed; the record is durable when this returns.
+
+        Args:
+            file: Which output.
+            line: The record.
+            flags: Flags of a failure, see :func:`~gym_ray.rollouts.failure_classes.failure_flags`; None to read them
+                from the record.
 
         Raises:
             StorageError: The record could not be stored.
             ValueError: ``line`` holds a line feed.
         """
-        return Written(file, *self._files[file].append(line))
+        offset, _ = self._files[file].append(line)
+        return written_line(file, offset, line, flags=flags)
+
+    def append_source(self, line: bytes) -> None:
+        """Append what a reply itself brought as evidence; durable when this returns.
+
+        Append it before the record that was built from it: a source without a record does no harm.
+
+        Raises:
+            StorageError: It could not be stored.
+            ValueError: ``line`` holds a line feed.
+        """
+        with self._opening:
+            if self._sources is None:
+                self._sources = self._open_sources()
+        self._sources.append(line)
+
+    def _open_sources(self) -> RecordFile:
+        path = self.paths.sources
+        try:
+            self._calls.close(self._calls.open(str(path), os.O_RDWR | os.O_CREAT))
+            sync_directory(self._calls, str(path.parent))
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be created: {error}") from error
+        return RecordFile(path, self._calls)
 
     def find(self, rollout_id: str, since: OutputMark) -> Written | None:
         """Return where the record of exactly this attempt lies, if an append behind ``since`` stored it.
@@ -68,10 +125,17 @@ class RunOutputs:
         Raises:
             StorageError: An output cannot be read or synced.
         """
+        last = b""
+
+        def wanted(line: bytes) -> bool:
+            nonlocal last
+            last = line
+            return _id_of(line) == rollout_id
+
         for name, file in self._files.items():
-            found = file.find(lambda line: _id_of(line) == rollout_id, since.of(name))
+            found = file.find(wanted, since.of(name))
             if found is not None:
-                return Written(name, *found)
+                return written_line(name, found[0], last)
         return None
 
 

@@ -19,11 +19,15 @@ class Written:
         file: Which of the run's outputs.
         offset: First byte of the line.
         length: Bytes of the line, its line feed included.
+        digest: blake2b-128 of the line without its line feed, empty where nobody computed it.
+        flags: What a failure says of further tries, see :mod:`gym_ray.rollouts.failure_classes`; 0 in the main output.
     """
 
     file: OutputFile
     offset: int
     length: int
+    digest: bytes = b""
+    flags: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,66 @@ class RunPaths:
     def ledger(self) -> Path:
         """Frames of started attempts."""
         return self.directory / "ledger.log"
+
+    @property
+    def index(self) -> Path:
+        """Frames of finished attempts: where their records lie."""
+        return self.directory / "index.log"
+
+    @property
+    def rows_index(self) -> Path:
+        """Where each materialised row lies."""
+        return self.directory / "rows.index"
+
+    @property
+    def sources(self) -> Path:
+        """What replies themselves brought as evidence, so that a later join starts where the first one did."""
+        return self.directory / "sources.jsonl"
+
+    @property
+    def facts(self) -> Path:
+        """Directory of what metrics and reports need of each record; a cache."""
+        return self.directory / "facts"
+
+    @property
+    def parts(self) -> Path:
+        """Directory of the payloads of compact records."""
+        return self.directory / "parts"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the run's own logs."""
+        return self.directory / "logs"
+
+    @property
+    def damaged(self) -> Path:
+        """Directory of lines that a salvage took out of the outputs."""
+        return self.directory / "damaged"
+
+    @property
+    def metrics(self) -> Path:
+        """Metrics of the run beside its output, with intervals and counts."""
+        return self._sibling("_metrics.json")
+
+    @property
+    def quality_summary(self) -> Path:
+        """Health of the run."""
+        return self.directory / "quality_summary.json"
+
+    @property
+    def rollout_verdicts(self) -> Path:
+        """Health of each rollout."""
+        return self.directory / "rollout_verdicts.jsonl"
+
+    @property
+    def public_quality_summary(self) -> Path:
+        """Copy of :attr:`quality_summary` under the name of D2, which all outputs of a directory share."""
+        return self.output.with_name("quality_summary.json")
+
+    @property
+    def public_rollout_verdicts(self) -> Path:
+        """Copy of :attr:`rollout_verdicts` under the name of D2, which all outputs of a directory share."""
+        return self.output.with_name("rollout_verdicts.jsonl")
 
     @property
     def previous(self) -> Path:
