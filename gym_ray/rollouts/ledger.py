@@ -1,9 +1,11 @@
-"""The state machine of attempts: events in, instructions out, no clock, no files, no processes (D33, D45, D162).
+"""The state machine of attempts: events in, instructions out, no clock, no files, no processes (D33, D45, D53, D162).
 
-Its owner feeds it what happened and does what it says. It alone decides whether a row runs again: after the death of a
-process, as a new attempt, at most three in all. A row under which two workers died, the last time as the only one that
-had seen a worker die, is quarantined. Everything else that failed is a result and stays one in this run.
-Touch its state through :meth:`Ledger.handle` alone. Each row costs four bytes.
+Its owner feeds it what happened and does what it says. It alone decides whether a row runs again. Within a run that is
+after the death of a process, as a new attempt; whatever else failed is a result, and a resumed run may try it again. A
+row is given up when its recorded failures, over all runs, reach the budget, when one of them forbids it, or when two
+workers died under it, the last time as the only row that had seen a worker die. A start that was killed is no failure:
+it costs its attempt number and nothing of the budget.
+Touch its state through :meth:`Ledger.handle` alone. Each row costs three bytes beside what the run's state holds.
 
 ::
 
@@ -18,11 +20,34 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Literal
+
+from gym_ray.rollouts.attempt_events import (
+    ENDED,
+    IN_FLIGHT,
+    AttemptEvent,
+    Cancelled,
+    Dispatched,
+    Event,
+    Finish,
+    Instruction,
+    Join,
+    Joined,
+    JoinFailed,
+    ReplyLost,
+    RunEnded,
+    SlotFree,
+    StartAttempt,
+    State,
+    StopRequested,
+    Withdrawn,
+    WorkerLost,
+)
+from gym_ray.rollouts.retry_rules import DEFAULT_MAX_ATTEMPTS, RETRIED_IN_RUN, is_gated
+from gym_ray.rollouts.run_state import RunState
 
 __all__ = [
+    "ENDED",
+    "MAX_WORKER_DEATHS",
     "Cancelled",
     "Dispatched",
     "Event",
@@ -42,135 +67,11 @@ __all__ = [
     "WorkerLost",
 ]
 
-MAX_ATTEMPTS = 3
 MAX_WORKER_DEATHS = 2
-
-
-class State(IntEnum):
-    """Where a row is."""
-
-    PENDING = 0
-    STARTING = 1
-    RUNNING = 2
-    JOINING = 3
-    DONE = 4
-    FAILED = 5
-    UNSTORED = 6
-    CANCELLED = 7
-    UNRECORDED = 8
-
-
-_IN_FLIGHT = frozenset({State.STARTING, State.RUNNING})
-ENDED = frozenset({State.DONE, State.FAILED, State.UNSTORED, State.CANCELLED, State.UNRECORDED})
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFree:
-    """Somebody can start an attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Start nothing more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatched:
-    """The attempt is durable as started; it may reach a worker from now on, once."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnded:
-    """The worker answered: a reply, or a failure that is a result like any other."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """The run's process or node died before it answered."""
-
-    ordinal: int
-    attempt: int
-    failure_class: Literal["worker_lost", "node_lost"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyLost:
-    """The run ended, but its reply died with a process before it was joined."""
-
-    ordinal: int
-    attempt: int
-    failure_class: Literal["worker_lost", "node_lost"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The attempt was stopped before it gave a reply; it leaves no record and its row stays unfinished work."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A stop came before the attempt was made durable as started: its row is as if nobody had taken it."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The attempt's record is durable, or it asked for none."""
-
-    ordinal: int
-    attempt: int
-    destination: Literal["main", "failures", "nowhere"]
-
-
-@dataclass(frozen=True, slots=True)
-class JoinFailed:
-    """The attempt's record could not be stored, however often it was tried."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartAttempt:
-    """Make the attempt durable as started, clear its capture, then report :class:`Dispatched` and run it."""
-
-    ordinal: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Join the attempt: with its reply, or with the loss that was reported. ``terminal`` forbids any further try."""
-
-    ordinal: int
-    attempt: int
-    terminal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The attempt is over; report it. ``retried`` tells whether its row will run again in this run."""
-
-    ordinal: int
-    attempt: int
-    state: State
-    retried: bool = False
-
-
-_AttemptEvent = Dispatched | RunEnded | WorkerLost | ReplyLost | Cancelled | Withdrawn | Joined | JoinFailed
-Event = SlotFree | StopRequested | _AttemptEvent
-Instruction = StartAttempt | Join | Finish
+_MOST = 255
+"""Failures are counted in a byte; a row with so many is given up whatever the budget says."""
+_LAST_ATTEMPT = 0xFFFF
+"""No attempt has this number: what counts attempts stops there, so that it might be given out twice."""
 
 
 class Ledger:
@@ -178,15 +79,37 @@ class Ledger:
 
     Args:
         rows: Number of rows.
+        state: What earlier runs left of each row, None for a fresh run. The ledger takes it over: attempts and
+            failures in it move on with the run.
+        max_attempts: Recorded failures after which a row is given up.
+        order: Ordinals in the order in which rows start, None for their own; rows that it leaves out never start.
+        retry_terminal_timeouts: Which failures of earlier runs are final, see :func:`~.retry_rules.is_gated`.
+
+    Raises:
+        ValueError: ``state`` is of another number of rows, or ``max_attempts`` is no budget.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._states = bytearray(rows)
-        self._attempts = bytearray(rows)
+    def __init__(
+        self,
+        rows: int,
+        state: RunState | None = None,
+        *,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        order: array[int] | None = None,
+        retry_terminal_timeouts: bool = False,
+    ) -> None:
+        state = RunState.fresh(rows) if state is None else state
+        if len(state.done) != rows:
+            raise ValueError(f"the state is of {len(state.done)} rows, and the run has {rows}")
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts: {max_attempts}; give a whole number from 1 up")
+        self._max_attempts = min(max_attempts, _MOST)
+        self._attempts, self._failures = state.attempts, state.failures
+        self._states = _states_after(state, self._max_attempts, retry_terminal_timeouts)
         self._worker_deaths = bytearray(rows)
         self._retryable = bytearray(rows)
-        self._counts = array("q", [0] * len(State))
-        self._counts[State.PENDING] = rows
+        self._counts = array("q", [self._states.count(kind) for kind in State])
+        self._order: array[int] | range = range(rows) if order is None else order
         self._next = 0
         self._retries: deque[int] = deque()
         self._last_tries: deque[int] = deque()
@@ -280,12 +203,19 @@ class Ledger:
             return []
         ordinal = self._next_retry()
         if ordinal is None:
-            if self._next == len(self._states):
+            ordinal = self._next_fresh()
+            if ordinal is None:
                 return []
-            ordinal = self._next
-            self._next += 1
         self._set(ordinal, State.STARTING)
         return [StartAttempt(ordinal, self._attempts[ordinal])]
+
+    def _next_fresh(self) -> int | None:
+        while self._next < len(self._order):
+            ordinal = self._order[self._next]
+            self._next += 1
+            if self._states[ordinal] == State.PENDING:
+                return ordinal
+        return None
 
     def _next_retry(self) -> int | None:
         """Pick the retry that may start now.
@@ -313,16 +243,18 @@ class Ledger:
         if isinstance(event, WorkerLost) and event.failure_class == "worker_lost":
             self._worker_deaths[ordinal] += 1
         quarantined = alone and self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
-        self._retryable[ordinal] = not quarantined and event.attempt + 1 < MAX_ATTEMPTS
+        self._retryable[ordinal] = not quarantined and event.failure_class in RETRIED_IN_RUN
         return Join(ordinal, event.attempt, terminal=quarantined)
 
     def _joined(self, event: Joined) -> Finish:
         ordinal = event.ordinal
         ends = {"main": State.DONE, "failures": State.FAILED, "nowhere": State.UNSTORED}
         state = ends[event.destination]
+        failures = min(self._failures[ordinal] + (state is State.FAILED), _MOST)
         retry = bool(self._retryable[ordinal]) and state is State.FAILED and not self._stopped
+        retry = retry and failures < self._max_attempts and event.attempt + 1 < _LAST_ATTEMPT
         self._move(event, State.JOINING, State.PENDING if retry else state)
-        self._retryable[ordinal] = 0
+        self._failures[ordinal], self._retryable[ordinal] = failures, 0
         if retry:
             self._attempts[ordinal] += 1
             twice = self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
@@ -332,7 +264,7 @@ class Ledger:
 
     def _move(
         self,
-        event: _AttemptEvent,
+        event: AttemptEvent,
         before: State | tuple[State, ...],
         after: State,
     ) -> None:
@@ -347,6 +279,23 @@ class Ledger:
         self._counts[state] += 1
         self._states[ordinal] = state
         if self._worker_deaths[ordinal]:
-            self._suspects += (state in _IN_FLIGHT) - (before in _IN_FLIGHT)
-        if ordinal == self._alone and state not in _IN_FLIGHT:
+            self._suspects += (state in IN_FLIGHT) - (before in IN_FLIGHT)
+        if ordinal == self._alone and state not in IN_FLIGHT:
             self._alone = -1
+
+
+def _states_after(state: RunState, max_attempts: int, retry_terminal_timeouts: bool) -> bytearray:
+    """Return the state in which each row begins: done, given up, or pending."""
+    states = bytearray(state.done).translate(bytes([State.PENDING] + [State.DONE] * 255))
+    numbered_out = _LAST_ATTEMPT in state.attempts
+    if not any(state.failures) and not any(state.terminal) and not numbered_out:
+        return states
+    for ordinal, (failures, terminal) in enumerate(zip(state.failures, state.terminal, strict=True)):
+        if states[ordinal] != State.PENDING:
+            continue
+        gated = (failures or terminal) and is_gated(
+            failures, terminal, max_attempts, retry_terminal_timeouts=retry_terminal_timeouts
+        )
+        if gated or (numbered_out and state.attempts[ordinal] == _LAST_ATTEMPT):
+            states[ordinal] = State.FAILED
+    return states

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Collection
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gym_ray.rollouts.failure_classes import TERMINAL, TERMINAL_TIMEOUTS_RETRIED
 from gym_ray.rollouts.ledger import (
     ENDED,
-    MAX_ATTEMPTS,
     MAX_WORKER_DEATHS,
     Cancelled,
     Dispatched,
@@ -27,6 +30,8 @@ from gym_ray.rollouts.ledger import (
     Withdrawn,
     WorkerLost,
 )
+from gym_ray.rollouts.retry_rules import DEFAULT_MAX_ATTEMPTS
+from gym_ray.rollouts.run_state import RunState
 
 
 def start(ledger: Ledger) -> StartAttempt:
@@ -58,14 +63,14 @@ def test_a_row_goes_from_start_to_done() -> None:
 
 def test_a_lost_node_is_tried_again_as_new_attempts_up_to_the_budget() -> None:
     ledger = Ledger(1)
-    ends = [lose(ledger, "node_lost") for _ in range(MAX_ATTEMPTS)]
+    ends = [lose(ledger, "node_lost") for _ in range(DEFAULT_MAX_ATTEMPTS)]
     assert [(join.attempt, join.terminal, finish.retried) for join, finish in ends] == [
         (0, False, True),
         (1, False, True),
         (2, False, False),
     ]
     assert ledger.finished
-    assert ledger.retries == MAX_ATTEMPTS - 1
+    assert ledger.retries == DEFAULT_MAX_ATTEMPTS - 1
 
 
 def test_a_row_that_kills_two_workers_is_quarantined() -> None:
@@ -180,21 +185,125 @@ def test_an_attempt_cannot_run_twice() -> None:
         ledger.handle(Dispatched(0, 0))
 
 
-class Model(RuleBasedStateMachine):
-    """Drives a ledger with every order of events that can happen and checks what must always hold."""
+def failed(rows: int, **failures: int) -> RunState:
+    """Return the state after so many failures of each row ``r<n>``."""
+    state = RunState.fresh(rows)
+    for name, count in failures.items():
+        for attempt in range(count):
+            state.note_failure(int(name[1:]), attempt, 0)
+    return state
 
-    @initialize(rows=st.integers(0, 5))
-    def begin(self, rows: int) -> None:
-        self.ledger = Ledger(rows)
-        self.rows = rows
+
+def test_a_resumed_run_starts_what_is_neither_done_nor_given_up_under_new_attempts() -> None:
+    state = failed(6, r1=1, r2=3, r3=1)
+    state.note_done(0, 0)
+    state.terminal[3] = TERMINAL
+    state.note_started(4, 0)  # killed: costs its number, not its budget
+    ledger = Ledger(6, state)
+    assert [start(ledger) for _ in range(3)] == [StartAttempt(1, 1), StartAttempt(4, 1), StartAttempt(5, 0)]
+    assert ledger.handle(SlotFree()) == []
+    assert [ledger.state(n) for n in (0, 2, 3)] == [State.DONE, State.FAILED, State.FAILED]
+    assert (ledger.count(State.DONE), ledger.count(State.FAILED), ledger.count(State.STARTING)) == (1, 2, 3)
+
+
+def test_failures_of_earlier_runs_count_for_the_budget() -> None:
+    ledger = Ledger(1, failed(1, r0=2))
+    join, finish = lose(ledger, "node_lost")
+    assert (join.attempt, finish.retried) == (2, False)
+
+
+def test_a_start_that_was_killed_takes_nothing_from_the_budget() -> None:
+    state = RunState.fresh(1)
+    for attempt in range(7):
+        state.note_started(0, attempt)
+    ledger = Ledger(1, state)
+    ends = [lose(ledger, "node_lost") for _ in range(DEFAULT_MAX_ATTEMPTS)]
+    assert [(join.attempt, finish.retried) for join, finish in ends] == [(7, True), (8, True), (9, False)]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5])
+def test_the_budget_is_what_was_asked_for(budget: int) -> None:
+    ledger = Ledger(1, max_attempts=budget)
+    assert [finish.retried for _, finish in (lose(ledger, "node_lost") for _ in range(budget))].count(False) == 1
+    assert ledger.finished
+
+
+def test_timeouts_may_be_tried_again_though_they_are_terminal() -> None:
+    state = failed(2, r0=1, r1=1)
+    state.terminal[0], state.terminal[1] = TERMINAL, TERMINAL_TIMEOUTS_RETRIED
+    assert start(Ledger(2, state)) == StartAttempt(1, 1)
+    assert start(Ledger(2, state, retry_terminal_timeouts=True)) == StartAttempt(0, 1)
+
+
+def test_rows_start_in_the_order_that_was_asked_for() -> None:
+    ledger = Ledger(4, failed(4, r2=3), order=array("I", [3, 2, 1, 0]))
+    assert [start(ledger).ordinal for _ in range(3)] == [3, 1, 0]
+    assert ledger.handle(SlotFree()) == []
+
+
+def test_an_attempt_number_that_might_be_given_out_twice_is_never_given_out() -> None:
+    state = RunState.fresh(2)
+    for number in (0xFFFE, 0xFFFF):
+        state.note_started(0, number)
+    state.note_started(1, 0xFFFD)
+    ledger = Ledger(2, state)
+    assert ledger.state(0) is State.FAILED
+    assert [(join.attempt, finish.retried) for join, finish in [lose(ledger, "node_lost")]] == [(0xFFFE, False)]
+
+
+@pytest.mark.parametrize(("rows", "budget"), [(3, 3), (2, 0)])
+def test_a_state_of_other_rows_and_an_empty_budget_are_refused(rows: int, budget: int) -> None:
+    with pytest.raises(ValueError, match=r"2 rows|max_attempts"):
+        Ledger(rows, RunState.fresh(2), max_attempts=budget)
+
+
+class Model(RuleBasedStateMachine):
+    """Drives a ledger with every order of events that can happen and checks what must always hold.
+
+    It also keeps what would be on disk, so that the driver may die at any moment and a run be resumed from there.
+    """
+
+    @initialize(rows=st.integers(0, 5), budget=st.integers(1, 4))
+    def begin(self, rows: int, budget: int) -> None:
+        self.rows, self.budget = rows, budget
+        self.started: set[tuple[int, int]] = set()  # durable, over all processes
+        self.ran: set[tuple[int, int]] = set()
+        self.failures: list[tuple[int, int, bool]] = []
+        self.done: set[int] = set()
+        self.live(None)
+
+    def live(self, state: RunState | None) -> None:
+        self.ledger = Ledger(self.rows, state, max_attempts=self.budget)
         self.starting: set[tuple[int, int]] = set()
         self.running: set[tuple[int, int]] = set()
-        self.joining: set[tuple[int, int]] = set()
-        self.started: set[tuple[int, int]] = set()
-        self.terminal: set[int] = set()
+        self.joining: dict[tuple[int, int], bool] = {}
         self.stopped = False
 
-    def pick(self, data: st.DataObject, attempts: set[tuple[int, int]]) -> tuple[int, int]:
+    @property
+    def terminal(self) -> set[int]:
+        return {row for row, _, terminal in self.failures if terminal}
+
+    @rule(data=st.data())
+    def die_and_resume(self, data: st.DataObject) -> None:
+        """Whatever was in hand is gone; a start that was under way may or may not have become durable."""
+        for key in sorted(self.starting):
+            if data.draw(st.booleans()):
+                self.started.discard(key)
+        state = RunState.fresh(self.rows)
+        for row, attempt in self.started:
+            state.note_started(row, attempt)
+        for row, attempt, terminal in self.failures:
+            state.note_failure(row, attempt, TERMINAL if terminal else 0)
+        for row in self.done:
+            state.note_done(row, 0)
+        self.live(state)
+        failed_often = {row for row in range(self.rows) if [f[0] for f in self.failures].count(row) >= self.budget}
+        given_up = (failed_often | self.terminal) - self.done
+        for row in range(self.rows):
+            expected = State.DONE if row in self.done else State.FAILED if row in given_up else State.PENDING
+            assert self.ledger.state(row) is expected
+
+    def pick(self, data: st.DataObject, attempts: Collection[tuple[int, int]]) -> tuple[int, int]:
         return data.draw(st.sampled_from(sorted(attempts)))
 
     @rule()
@@ -203,12 +312,12 @@ class Model(RuleBasedStateMachine):
             assert isinstance(instruction, StartAttempt)
             key = (instruction.ordinal, instruction.attempt)
             assert key not in self.started, "an attempt id is started once"
-            assert instruction.ordinal not in self.terminal
+            assert instruction.ordinal not in self.terminal | self.done
             assert not self.stopped
             self.started.add(key)
             self.starting.add(key)
 
-    @precondition(lambda self: not self.stopped and not (self.starting | self.running | self.joining))
+    @precondition(lambda self: not self.stopped and not (self.starting or self.running or self.joining))
     @rule()
     def something_can_start_when_nothing_is_in_flight(self) -> None:
         if self.ledger.count(State.PENDING):
@@ -226,6 +335,8 @@ class Model(RuleBasedStateMachine):
     def dispatched(self, data: st.DataObject) -> None:
         key = self.pick(data, self.starting)
         self.ledger.handle(Dispatched(*key))
+        assert key not in self.ran, "an attempt id runs at most once, whoever died in between"
+        self.ran.add(key)
         self.starting.remove(key)
         self.running.add(key)
 
@@ -248,9 +359,7 @@ class Model(RuleBasedStateMachine):
         event = RunEnded(*key) if end == "reply" else WorkerLost(*key, end)  # type: ignore[arg-type]
         (join,) = self.ledger.handle(event)
         assert isinstance(join, Join)
-        if join.terminal:
-            self.terminal.add(key[0])
-        self.joining.add(key)
+        self.joining[key] = join.terminal
 
     @precondition(lambda self: self.joining)
     @rule(data=st.data(), end=st.sampled_from(["main", "failures", "nowhere", "lost", "stuck"]))
@@ -259,15 +368,20 @@ class Model(RuleBasedStateMachine):
         if end == "lost":
             (join,) = self.ledger.handle(ReplyLost(*key, "node_lost"))
             assert isinstance(join, Join)
+            self.joining[key] = join.terminal
             return
-        self.joining.remove(key)
+        terminal = self.joining.pop(key)
         if end == "stuck":
             assert self.ledger.handle(JoinFailed(*key)) == [Finish(*key, State.UNRECORDED)]
             return
+        if end == "failures":
+            self.failures.append((*key, terminal))
+        elif end == "main":
+            self.done.add(key[0])
         (finish,) = self.ledger.handle(Joined(*key, end))  # type: ignore[arg-type]
         assert isinstance(finish, Finish)
         if finish.retried:
-            assert key[1] + 1 < MAX_ATTEMPTS
+            assert [row for row, _, _ in self.failures].count(key[0]) < self.budget
             assert key[0] not in self.terminal
 
     @invariant()
