@@ -21,7 +21,7 @@ FLOORS = [
     {"storage", "dialects"},
     {"model_call_capture", "token_id_capture"},
     {"evidence", "model_server"},
-    {"environments", "agents", "rollouts", "inference_worker"},
+    {"environments", "agents", "rollouts", "inference_worker", "export"},
     {"testing"},
     {"actors", "cli"},
     {"__main__"},

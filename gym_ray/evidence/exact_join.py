@@ -100,26 +100,29 @@ _Key = tuple[str | None, tuple[str, str] | None, str | None]
 
 
 def _key(ref: Mapping[str, Any]) -> _Key:
-    return (ref.get("model_call_id"), model_ref_of(ref), ref.get("response_id"))
+    return (ref["model_call_id"] or None, model_ref_of(ref), ref["response_id"])
 
 
-def _with_claims(references: list[dict[str, Any]], claims: Iterable[CallIdentity]) -> list[dict[str, Any]]:
-    """Return the references and, behind them, those of claimed calls that none of them stands for already (D76)."""
-    references = list(references)
-    held = {_key(ref) for ref in references}
+def _with_claims(sent: list[dict[str, Any]], claims: Iterable[CallIdentity]) -> list[dict[str, Any]]:
+    """Return the references that were sent and, behind them, those of claimed calls that none of them stands for (D76).
+
+    A claim is measured against what was sent and not against other claims, so that the order of calls decides nothing.
+    """
+    held = {_key(ref) for ref in sent}
+    claimed: dict[_Key, dict[str, Any]] = {}
     for call in claims:
         call_id, server, response = call.model_call_id, call.model_ref, call.response_id
+        whole: _Key = (call_id, server, response)
         forms: tuple[_Key, ...] = (
-            (call_id, server, response),
+            whole,
             (call_id, None, None),
             (call_id, server, None),
             (call_id, None, response),
             (None, server, response),
         )
         if held.isdisjoint(forms):
-            references.append(call.reference())
-            held.add(forms[0])
-    return references
+            claimed.setdefault(whole, call.reference())
+    return [*sent, *claimed.values()]
 
 
 class _Joiner:

@@ -1,0 +1,76 @@
+"""Computes ``ng_perf``: what an agent's own calls cost (D103-D105).
+
+Only calls that an invocation owns count, so that judges and user simulators never do, and what nobody reported is
+absent and not 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from gym_ray.evidence.matching import CallIdentity, CallLookup, match_calls
+
+__all__ = ["PERF_FIELD", "rollout_perf"]
+
+PERF_FIELD = "ng_perf"
+
+_TOKENS = {
+    "prompt_tokens": "prompt_tokens",
+    "cached_prompt_tokens": "cached_tokens",
+    "completion_tokens": "completion_tokens",
+    "reasoning_tokens": "reasoning_tokens",
+}
+"""Figure -> the token count that it adds up."""
+
+
+def rollout_perf(trajectory: Mapping[str, Any], latency_ms: float | None) -> dict[str, Any] | None:
+    """Return the figures of a rollout, None when its trajectory observed no invocation (D103).
+
+    Args:
+        trajectory: A valid trajectory as a full JSON object; its references are matched exactly (D75).
+        latency_ms: How long the rollout took, None when nobody measured it.
+
+    Returns:
+        ``num_turns``, ``num_tool_calls`` and ``token_observability_coverage``; token counts that at least one owned
+        call reported; ``total_latency_ms`` if it was measured (D104).
+    """
+    invocations = trajectory["invocations"]
+    if not invocations:
+        return None
+    owned = _owned_calls(trajectory)
+    turns = Counter(turn["invocation_id"] for turn in trajectory["turns"])
+    ids = [invocation["invocation_id"] for invocation in invocations]
+    num_turns = sum(turns[name] or len(places) or 1 for name, places in zip(ids, owned, strict=True))
+    listed = set(ids)
+    figures: dict[str, Any] = {
+        "num_turns": num_turns,
+        "num_tool_calls": sum(call["invocation_id"] in listed for call in trajectory["tool_calls"]),
+        "token_observability_coverage": min(1.0, sum(map(len, owned)) / num_turns),
+    }
+    calls = trajectory["model_calls"]
+    stats = [calls[place]["token_stats"] for places in owned for place in places]
+    for figure, count in _TOKENS.items():
+        known = [value for call in stats if (value := call[count]) is not None]
+        if known:
+            figures[figure] = sum(known)
+    if latency_ms is not None:
+        figures["total_latency_ms"] = latency_ms
+    return figures
+
+
+def _owned_calls(trajectory: Mapping[str, Any]) -> list[list[int]]:
+    """Return, for each invocation, the places of the calls that it is the first to claim (D104)."""
+    lookup = CallLookup(CallIdentity.of_projected(call, place) for place, call in enumerate(trajectory["model_calls"]))
+    claimed: set[int] = set()
+    owned: list[list[int]] = []
+    for invocation in trajectory["invocations"]:
+        mine: list[int] = []
+        for ref in invocation["model_calls"]:
+            places = match_calls(ref, lookup)
+            if len(places) == 1 and places[0] not in claimed:
+                claimed.add(places[0])
+                mine.append(places[0])
+        owned.append(mine)
+    return owned
