@@ -14,13 +14,14 @@ import httpx
 
 from gym_ray import exact_json
 from gym_ray.errors import CaptureError, StorageError
-from gym_ray.evidence.join import Joined, join
+from gym_ray.evidence.join import Joined, JoinOptions, join
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import RolloutSummary, summarise
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
 from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.rollouts.facts_files import FactsWriter
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
@@ -41,6 +42,7 @@ class Joiner:
         quiesce_timeout_s: How long open calls may still end before they become a gap (D62).
         tokens: Puts exact tokens into the records of agents that take part, None when tokens are not captured; closed
             with the joiner.
+        options: How evidence is built.
 
     Raises:
         StorageError: The outputs cannot be opened.
@@ -54,8 +56,10 @@ class Joiner:
         client: httpx.AsyncClient | None = None,
         quiesce_timeout_s: float = 10.0,
         tokens: TokenDelivery | None = None,
+        options: JoinOptions | None = None,
     ) -> None:
-        self._outputs = RunOutputs(paths)
+        self._outputs, self._facts = RunOutputs(paths), FactsWriter(paths)
+        self._options = options or JoinOptions()
         self._capture_dir = capture_dir
         self._store = None if capture_dir is None else CaptureStore(capture_dir)
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
@@ -70,7 +74,12 @@ class Joiner:
             await self._client.aclose()
         if self._tokens is not None:
             await self._tokens.aclose()
+        self._facts.close()
         self._outputs.close()
+
+    async def flush(self) -> None:
+        """Let other processes read the facts of everything that was joined so far."""
+        await asyncio.to_thread(self._facts.flush)
 
     async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
         """Join and store one attempt; its record is durable when this returns, exactly once over all tries.
@@ -128,16 +137,23 @@ class Joiner:
         self, job: AttemptJob, tokens: FinalizedTokens, calls: WrittenCalls | None, terminal: bool
     ) -> JoinOutcome:
         snapshot = self._snapshot(job.rollout_id, calls)
-        joined = join(job.row, job.rollout_id, tokens.result, snapshot, calls, terminal=terminal)
+        joined = join(
+            job.row, job.rollout_id, tokens.result, snapshot, calls, terminal=terminal, options=self._options
+        )
         return self._outcome(job, self._append(joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
         return None if self._store is None or calls is None else self._store.snapshot(rollout_id)
 
     def _append(self, joined: Joined) -> Written | None:
+        """Store a record, behind everything that it refers to: what leads nowhere must never be durable."""
         if joined.destination == "nowhere":
             return None
-        return self._outputs.append(joined.destination, joined.line)
+        if joined.source is not None:
+            self._outputs.append_source(joined.source)
+        written = self._outputs.append(joined.destination, joined.line)
+        self._facts.append(written, joined.facts)
+        return written
 
     async def _forget(self, rollout_id: str) -> None:
         if self._capture_dir is None:
