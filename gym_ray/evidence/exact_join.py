@@ -15,28 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_ray.evidence.matching import CallIdentity, CallLookup, match_calls, model_ref_of
-
-__all__ = [
-    "MODEL_CALL_OWNERSHIP_UNAVAILABLE",
-    "MODEL_CALL_REFERENCE_AMBIGUOUS",
-    "MODEL_CALL_REFERENCE_CONFLICT",
-    "MODEL_CALL_REFERENCE_UNMATCHED",
-    "ExactJoin",
-    "exact_join",
-]
-
-MODEL_CALL_REFERENCE_UNMATCHED = "model_call_reference_unmatched"
-"""No captured call has the identifiers of the reference."""
-MODEL_CALL_REFERENCE_AMBIGUOUS = "model_call_reference_ambiguous"
-"""Several captured calls have the identifiers of the reference."""
-MODEL_CALL_REFERENCE_CONFLICT = "model_call_reference_conflict"
-"""The call that the reference names is owned through another reference."""
-MODEL_CALL_OWNERSHIP_UNAVAILABLE = "model_call_ownership_unavailable"
-"""No invocation owns the call."""
-
-_REFERENCE_GAPS = frozenset(
-    {MODEL_CALL_REFERENCE_UNMATCHED, MODEL_CALL_REFERENCE_AMBIGUOUS, MODEL_CALL_REFERENCE_CONFLICT}
+from gym_ray.evidence.observations.gaps import (
+    OWNERSHIP_UNAVAILABLE,
+    REFERENCE_AMBIGUOUS,
+    REFERENCE_CONFLICT,
+    REFERENCE_UNMATCHED,
+    gap,
 )
+
+__all__ = ["ExactJoin", "exact_join"]
+
+_REFERENCE_GAPS = frozenset({REFERENCE_UNMATCHED, REFERENCE_AMBIGUOUS, REFERENCE_CONFLICT})
 _OF_CAPTURE = "capture:"
 _OF_COMPACTION = "model_calls:"
 _EDGES = ("before_model_call", "after_model_call")
@@ -77,7 +66,7 @@ def exact_join(bundle: Mapping[str, Any], calls: Sequence[CallIdentity]) -> Exac
     ]
     joined = [joiner.compaction(record) if record["kind"] == "context_compaction" else record for record in joined]
     joiner.name_unowned()
-    kept = (gap for gap in bundle["gaps"] if not _found_by_a_join(gap))
+    kept = (given for given in bundle["gaps"] if not _found_by_a_join(given))
     return ExactJoin(
         {**bundle, "records": joined, "gaps": _distinct((*kept, *joiner.gaps))},
         tuple(joiner.owners),
@@ -151,7 +140,7 @@ class _Joiner:
             return ref
         call = self._lookup.identities[place]
         if self.owners[place] is not None:
-            self._gap(MODEL_CALL_REFERENCE_CONFLICT, invocation_id, call.name)
+            self._gap(REFERENCE_CONFLICT, invocation_id, call.name)
             return ref
         self.owners[place] = invocation_id
         return call.reference()
@@ -176,7 +165,7 @@ class _Joiner:
         owner = self.owners[place]
         if owner == invocation_id:
             return self._lookup.identities[place].reference()
-        code = MODEL_CALL_OWNERSHIP_UNAVAILABLE if owner is None else MODEL_CALL_REFERENCE_CONFLICT
+        code = OWNERSHIP_UNAVAILABLE if owner is None else REFERENCE_CONFLICT
         self._gap(code, invocation_id, _OF_COMPACTION + _named(ref))
         return ref
 
@@ -185,7 +174,7 @@ class _Joiner:
         if place is None:
             return ref
         if self.owners[place] not in (None, invocation_id):
-            self._gap(MODEL_CALL_REFERENCE_CONFLICT, invocation_id, prefix + _named(ref))
+            self._gap(REFERENCE_CONFLICT, invocation_id, prefix + _named(ref))
             return ref
         return self._lookup.identities[place].reference()
 
@@ -193,7 +182,7 @@ class _Joiner:
         places = match_calls(ref, self._lookup)
         if len(places) == 1:
             return places[0]
-        code = MODEL_CALL_REFERENCE_AMBIGUOUS if places else MODEL_CALL_REFERENCE_UNMATCHED
+        code = REFERENCE_AMBIGUOUS if places else REFERENCE_UNMATCHED
         self._gap(code, invocation_id, prefix + _named(ref))
         return None
 
@@ -201,29 +190,27 @@ class _Joiner:
         """Name every call that nobody owns, in capture order (D80)."""
         for call, owner in zip(self._lookup.identities, self.owners, strict=True):
             if owner is None:
-                self._gap(
-                    MODEL_CALL_OWNERSHIP_UNAVAILABLE, None, f"{_OF_CAPTURE}{call.name}:call_index={call.call_index}"
-                )
+                self._gap(OWNERSHIP_UNAVAILABLE, None, f"{_OF_CAPTURE}{call.name}:call_index={call.call_index}")
 
     def _gap(self, code: str, invocation_id: str | None, detail: str) -> None:
-        self.gaps.append({"code": code, "invocation_id": invocation_id, "detail": detail})
+        self.gaps.append(gap(code, invocation_id, detail))
 
 
 def _named(ref: Mapping[str, Any]) -> str:
     return ref["model_call_id"] or ref["response_id"] or "unknown"
 
 
-def _found_by_a_join(gap: Mapping[str, Any]) -> bool:
+def _found_by_a_join(given: Mapping[str, Any]) -> bool:
     """Whether a gap tells of an earlier join, and so is dropped before this one (D81)."""
-    code, detail = gap["code"], gap["detail"] or ""
-    if code != MODEL_CALL_OWNERSHIP_UNAVAILABLE:
+    code, detail = given["code"], given["detail"] or ""
+    if code != OWNERSHIP_UNAVAILABLE:
         return code in _REFERENCE_GAPS
-    return detail.startswith(_OF_COMPACTION) or (gap["invocation_id"] is None and detail.startswith(_OF_CAPTURE))
+    return detail.startswith(_OF_COMPACTION) or (given["invocation_id"] is None and detail.startswith(_OF_CAPTURE))
 
 
 def _distinct(gaps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the gaps without those that say what an earlier one said (D82)."""
     found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
-    for gap in gaps:
-        found.setdefault((gap["code"], gap["invocation_id"], gap["detail"]), gap)
+    for one in gaps:
+        found.setdefault((one["code"], one["invocation_id"], one["detail"]), one)
     return list(found.values())
