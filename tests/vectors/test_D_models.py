@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gym_ray.evidence import observations
 from gym_ray.evidence.observations import validated_bundle, validated_trajectory
-from gym_ray.evidence.observations.validation import plain
+from gym_ray.evidence.observations.fields import Observed
 
 WHOLE = {"AgentObservationBundle": validated_bundle, "TrajectoryRecord": validated_trajectory}
 
@@ -24,7 +24,7 @@ def places(errors: list[Any]) -> set[tuple[tuple[str, ...], str]]:
 
 
 def test_vector(case: dict[str, Any]) -> None:
-    model: type[BaseModel] = getattr(observations, case["model"])
+    model: type[Observed] = getattr(observations, case["model"])
     before = json.dumps(case["payload"])
     if not case["accepted"]:
         with pytest.raises(ValidationError) as refused:
@@ -32,7 +32,7 @@ def test_vector(case: dict[str, Any]) -> None:
         assert places(refused.value.errors()) == places(case["errors"])
         return
     accepted = model.model_validate(case["payload"])
-    dump = plain(accepted)
+    dump = accepted.plain()
     assert dump == case["dump"]
     assert list(dump) == list(case["dump"])
     assert json.dumps(dump) == json.dumps(case["dump"]), "the order of members, at every depth"

@@ -14,7 +14,7 @@ from pydantic import GetPydanticSchema
 from pydantic_core import CoreSchema, SchemaValidator
 from pydantic_core import core_schema as shape
 
-__all__ = ["Conversation", "validated_conversation"]
+__all__ = ["KINDS", "Conversation", "validated_conversation"]
 
 _TEXT = shape.str_schema(strict=True)
 _ANY = shape.any_schema()
@@ -89,7 +89,8 @@ _ROLES: dict[str, CoreSchema] = {
         [_ANSWER, _said(_text_or(_parts(_ASKED_PARTS, _ANSWERED_PARTS)), "assistant")], mode="left_to_right"
     ),
 }
-_KINDS: dict[str, CoreSchema] = {
+# What an item is -> what must be right of it.
+KINDS: dict[str, CoreSchema] = {
     "message": shape.tagged_union_schema(_ROLES, "role"),
     "function_call": _object(
         arguments=_needed(_TEXT),
@@ -151,7 +152,7 @@ _KINDS: dict[str, CoreSchema] = {
 }
 # A message may leave its type out; its role tells then (A151).
 _TYPE_ELSE_ROLE: list[list[str | int]] = [["type"], ["role"]]
-_ITEM = shape.tagged_union_schema({**_KINDS, **_ROLES}, _TYPE_ELSE_ROLE)
+_ITEM = shape.tagged_union_schema({**KINDS, **_ROLES}, _TYPE_ELSE_ROLE)
 _ITEMS = shape.list_schema(_ITEM, serialization=shape.plain_serializer_function_ser_schema(lambda items: items))
 _CHECK = SchemaValidator(_ITEMS)
 

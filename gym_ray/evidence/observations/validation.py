@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from gym_ray.evidence.observations.bundle import AgentObservationBundle
 from gym_ray.evidence.observations.trajectory import TrajectoryRecord
 
-__all__ = ["plain", "validated_bundle", "validated_trajectory"]
+__all__ = ["validated_bundle", "validated_trajectory"]
 
 
 def validated_bundle(value: Any) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def validated_bundle(value: Any) -> dict[str, Any]:
     Raises:
         pydantic.ValidationError: It is no bundle; the error names the field.
     """
-    return plain(AgentObservationBundle.model_validate(value))
+    return AgentObservationBundle.model_validate(value).plain()
 
 
 def validated_trajectory(value: Any) -> dict[str, Any]:
@@ -34,15 +32,4 @@ def validated_trajectory(value: Any) -> dict[str, Any]:
     Raises:
         pydantic.ValidationError: It is no trajectory; the error names the field.
     """
-    return plain(TrajectoryRecord.model_validate(value))
-
-
-def plain(model: BaseModel) -> dict[str, Any]:
-    """Return the fields of a validated model as a plain object, nested models too; payloads stay as they are."""
-    members = dict(vars(model))
-    for name, value in members.items():
-        if isinstance(value, BaseModel):
-            members[name] = plain(value)
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            members[name] = [plain(each) for each in value]
-    return members
+    return TrajectoryRecord.model_validate(value).plain()
