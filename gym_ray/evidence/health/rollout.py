@@ -1,0 +1,163 @@
+"""Checks one record: its verdict row (D106, D109), without what only a whole run can tell.
+
+It runs in the joiner for every record while the record is hot, and again for records read from files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gym_ray import exact_json
+from gym_ray.correlation import derive_rollout_id
+from gym_ray.errors import RolloutIdError
+from gym_ray.evidence.health.checks import RECORD_CHECKS, usage_totals
+from gym_ray.evidence.health.endings import ended_on_failure
+from gym_ray.evidence.health.rules import RULES_VERSION
+from gym_ray.evidence.health.view import RolloutView, status_of, view_of
+from gym_ray.evidence.observations import validated_trajectory
+
+__all__ = ["STATS", "check_line", "check_rollout", "check_stored", "verdict_of"]
+
+STATS: Final = "stats"
+"""The member of a verdict row with what the report of a run counts; no row of ``rollout_verdicts.jsonl`` has it."""
+
+_LONGEST_ERROR: Final = 500
+
+
+def check_rollout(
+    record: Mapping[str, Any],
+    *,
+    ignored: frozenset[str] = frozenset(),
+    trusted: bool = False,
+    rules_version: int = RULES_VERSION,
+) -> dict[str, Any]:
+    """Return the verdict row of one record; it never raises for what a record holds.
+
+    Args:
+        record: A finished record with its payloads inline.
+        ignored: Checks that do not run (D110).
+        trusted: The record's trajectory was built and validated in this process, so it is not validated again.
+        rules_version: Which calls the token comparison sums, see :mod:`gym_ray.evidence.health.rules`.
+
+    Returns:
+        The row of D109, and under :data:`STATS` what the report of the run counts. Findings of a trajectory that is
+        invalid name no file and line.
+    """
+    findings: list[dict[str, Any]] = []
+    trajectory = record.get("ng_trajectory")
+    if trajectory is not None and not trusted:
+        try:
+            trajectory = validated_trajectory(trajectory)
+        except ValueError as error:
+            trajectory = None
+            if "record_unreadable" not in ignored:
+                findings.append(_finding("record_unreadable", None, {"error": _shortened(f"ng_trajectory: {error}")}))
+    view = view_of(record, trajectory, rules_version)
+    unobserved = _run_checks(view, ignored, findings)
+    return {
+        "_ng_task_index": record.get("_ng_task_index"),
+        "_ng_rollout_index": record.get("_ng_rollout_index"),
+        **({"stage_index": record["stage_index"]} if record.get("stage_index") is not None else {}),
+        "rollout_id": _rollout_id(record),
+        "verdict": verdict_of(findings, unobserved),
+        "findings": findings,
+        "unobserved": unobserved,
+        STATS: _stats(view),
+    }
+
+
+def _run_checks(view: RolloutView, ignored: frozenset[str], findings: list[dict[str, Any]]) -> list[str]:
+    """Append the findings of all checks, the broken ones first; return the ids of those that could not look."""
+    unobserved: list[str] = []
+    broken: list[dict[str, Any]] = []
+    for name, check in RECORD_CHECKS.items():
+        if name in ignored:
+            continue
+        try:
+            found = check(view)
+        except Exception as error:  # noqa: BLE001 - a check that breaks on a strange record is itself a finding
+            unobserved.append(name)
+            detail = {"failed_check": name, "error": _shortened(f"{type(error).__name__}: {error}")}
+            broken.append(_finding("check_execution_error", None, detail))
+            continue
+        if found is None:
+            unobserved.append(name)
+        for locator, detail in found or ():
+            findings.append(_finding(name, locator, detail))
+    if "check_execution_error" not in ignored:
+        findings[:0] = broken
+    return unobserved
+
+
+def _finding(check: str, locator: dict[str, Any] | None, detail: dict[str, Any]) -> dict[str, Any]:
+    return {"check": check, **({} if locator is None else {"locator": locator}), "detail": detail}
+
+
+def verdict_of(findings: object, unobserved: object) -> str:
+    """Return the verdict of a record with those findings and those checks that could not look (D106)."""
+    return "unhealthy" if findings else "unobserved" if unobserved else "healthy"
+
+
+def _stats(view: RolloutView) -> dict[str, Any]:
+    failed = [call for call, broken in zip(view.calls, view.failed, strict=True) if broken]
+    return {
+        "failed_calls": dict(Counter(str(status_of(call)[0] or "unknown") for call in failed)) if failed else {},
+        "ended_on_error": bool(failed) and bool(ended_on_failure(view)),
+        "replayed_calls": _replayed(view),
+        "tokens": [*usage_totals(view.record), _total(view, "prompt_tokens"), _total(view, "completion_tokens")],
+        "has_calls": bool(view.calls),
+        "turns_fully_bound": view.turns_fully_bound,
+        "turn_call_succeeded": any(not view.failed[place] for place in view.turn_bound),
+    }
+
+
+def _total(view: RolloutView, name: str) -> int:
+    return sum((call.get("token_stats") or {}).get(name) or 0 for call in view.calls)
+
+
+def _replayed(view: RolloutView) -> int:
+    """Count the calls whose answer has the id of an earlier call's answer from the same model server."""
+    answers = []
+    for call in view.calls:
+        metadata = call.get("response_metadata") or {}
+        ref = metadata.get("model_ref")
+        if metadata.get("response_id") and ref:
+            answers.append((ref["type"], ref["name"], metadata["response_id"]))
+    return len(answers) - len(set(answers))
+
+
+def _rollout_id(record: Mapping[str, Any]) -> str:
+    try:
+        derived = derive_rollout_id(record)
+    except RolloutIdError:
+        derived = None
+    return derived or f"{record.get('_ng_task_index')}-{record.get('_ng_rollout_index')}"
+
+
+def check_line(
+    line: bytes, *, ignored: frozenset[str] = frozenset(), rules_version: int = RULES_VERSION
+) -> dict[str, Any] | str:
+    """Return the verdict row of a stored line, or why it cannot be read as a record (D108)."""
+    try:
+        record = exact_json.loads(line)
+    except ValueError as error:
+        return _shortened(f"the line is not JSON: {error}")
+    return check_stored(record, ignored=ignored, rules_version=rules_version)
+
+
+def check_stored(record: Any, *, ignored: frozenset[str], rules_version: int = RULES_VERSION) -> dict[str, Any] | str:
+    """Do the same for a line that is parsed already."""
+    if not isinstance(record, dict):
+        return "the line is not a JSON object"
+    task, rollout = record.get("_ng_task_index"), record.get("_ng_rollout_index")
+    if task is None or isinstance(task, dict | list):
+        return "the record names no task: _ng_task_index is missing or no scalar"
+    if isinstance(rollout, bool) or not isinstance(rollout, int) or abs(rollout) >= 1 << 63:
+        return "the record names no repeat: _ng_rollout_index is missing or no integer"
+    return check_rollout(record, ignored=ignored, rules_version=rules_version)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
