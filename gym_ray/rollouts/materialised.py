@@ -1,6 +1,6 @@
-"""The expanded rows of a run: written once, in dispatch order, and read one by one when they are dispatched (D8-D18).
+"""Expands the input into the rows of a run: written once, in dispatch order (D8-D18).
 
-A run of a million rows costs eight bytes a row here. The rows themselves stay in the file.
+:mod:`gym_ray.rollouts.materialised_rows` reads them one by one when they are dispatched.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_ray import exact_json
-from gym_ray.correlation import check_rollout_id, derive_rollout_id
-from gym_ray.errors import InputError, RolloutIdError
+from gym_ray.correlation import derive_rollout_id
+from gym_ray.errors import InputError
+from gym_ray.rollouts.materialised_rows import AttemptRow, MaterialisedRows
 from gym_ray.rollouts.rows import InputRow, RowOptions, explicit_id, read_rows
 
 __all__ = ["AttemptRow", "Materialisation", "MaterialisedRows", "materialise_rows"]
@@ -220,93 +221,3 @@ def _line_offsets(file: BinaryIO) -> array[int]:
     if offsets[-1] != base:
         offsets.append(base)
     return offsets
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """A row made ready for one attempt.
-
-    Attributes:
-        data: The row object as JSON.
-        rollout_id: Capture key of this attempt.
-        agent: Agent that runs it.
-    """
-
-    data: bytes
-    rollout_id: str
-    agent: str
-
-
-class MaterialisedRows:
-    """Random access to the rows of a materialised file. Close it, or use it as a context manager.
-
-    Raises:
-        InputError: The file is missing, empty or cut off in the middle of a row.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise InputError(path, 0, "", f"cannot read the materialised rows: {error.strerror or error}") from error
-        self._offsets = _line_offsets(self._file)
-        self._check_end()
-
-    def _check_end(self) -> None:
-        if len(self) and os.pread(self._file.fileno(), 1, self._offsets[-1] - 1) != b"\n":
-            self.close()
-            raise InputError(self.path, len(self), "", "the file is cut off here; start the run afresh")
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __enter__(self) -> MaterialisedRows:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; safe to repeat."""
-        self._file.close()
-
-    def size(self, ordinal: int) -> int:
-        """Return the bytes of one row, its line feed included."""
-        return self._offsets[ordinal + 1] - self._offsets[ordinal]
-
-    def read(self, ordinal: int) -> bytes:
-        """Return one row as JSON, without its line feed.
-
-        Raises:
-            IndexError: There is no such row.
-        """
-        if not 0 <= ordinal < len(self):
-            raise IndexError(f"{self.path} has {len(self)} rows, not a row {ordinal}")
-        start = self._offsets[ordinal]
-        return os.pread(self._file.fileno(), self._offsets[ordinal + 1] - start - 1, start)
-
-    def attempt(self, ordinal: int, attempt: int) -> AttemptRow:
-        """Return one row made ready for an attempt: ``_ng_attempt_index`` counts on from the row's own (D10, D55).
-
-        Raises:
-            InputError: The line is damaged.
-        """
-        data = self.read(ordinal)
-        row = exact_json.loads_object(data)
-        if row is None:
-            raise InputError(self.path, ordinal + 1, "", "the materialised row is damaged; start the run afresh")
-        if attempt:
-            row["_ng_attempt_index"] = int(row.get("_ng_attempt_index") or 0) + attempt
-            data = exact_json.dumps(row)
-        ref = row.get("agent_ref")
-        agent = ref.get("name") if isinstance(ref, dict) else None
-        if not isinstance(agent, str):
-            raise InputError(
-                self.path, ordinal + 1, "agent_ref.name", "missing; give the row an agent and start afresh"
-            )
-        try:
-            rollout_id = check_rollout_id(derive_rollout_id(row), "_ng_task_index/_ng_rollout_index")
-        except RolloutIdError as error:
-            raise InputError(self.path, ordinal + 1, "", str(error)) from error
-        return AttemptRow(data, rollout_id, agent)

@@ -7,6 +7,7 @@ outputs of one and the same run, whatever moment a crash chose.
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import os
 import uuid
 from collections.abc import Callable
@@ -14,17 +15,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gym_ray import exact_json
 from gym_ray.errors import StorageError
 from gym_ray.rollouts.materialised import Materialisation, materialise_rows
+from gym_ray.rollouts.materialised_rows import build_row_index
 from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.posix import PosixStore, sync_directory
+from gym_ray.storage.posix import sync_directory
 
-__all__ = ["RunLock", "RunStart", "begin_run"]
-
-_FORMAT = 1
+__all__ = ["RunLock", "RunStart", "begin_run", "create_outputs", "remove_left_overs"]
 
 
 class RunLock:
@@ -90,7 +90,12 @@ class RunStart:
 
 
 def begin_run(
-    lock: RunLock, source: str | Path, options: RowOptions, *, claim: Callable[[Path], None] | None = None
+    lock: RunLock,
+    source: str | Path,
+    options: RowOptions,
+    *,
+    claim: Callable[[Path], None] | None = None,
+    calls: FileCalls | None = None,
 ) -> RunStart:
     """Validate and expand the input, set earlier results aside, and begin a fresh run under a held lock (D48).
 
@@ -99,25 +104,25 @@ def begin_run(
         source: The input.
         options: How it becomes rows.
         claim: Called with the expanded rows before anything of an earlier run changes; what it raises ends the start.
+        calls: The seam to the operating system.
 
     Raises:
         InputError: A row cannot be used; nothing of an earlier run has changed.
         StorageError: The place cannot be written.
     """
-    paths, run_id, calls = lock.paths, uuid.uuid4().hex, FileCalls()
+    paths, run_id, calls = lock.paths, uuid.uuid4().hex, calls or FileCalls()
     new_rows = paths.directory / f"materialised-{run_id}.tmp"
     try:
-        _remove_left_overs(paths)
+        remove_left_overs(paths)
         materialisation = materialise_rows(Path(source), new_rows, options)
         if claim is not None:
             claim(new_rows)
         set_aside = _set_aside(paths, run_id, calls)
-        for output in (paths.output, paths.failures):
-            output.touch(exist_ok=False)
+        create_outputs(paths, calls)
         new_rows.rename(paths.materialised)
         sync_directory(calls, str(paths.output.parent))
-        manifest = _manifest(run_id, Path(source), materialisation)
-        PosixStore(paths.directory).publish(paths.manifest.name, manifest)
+        build_row_index(paths)
+        publish_manifest(paths, _manifest(run_id, Path(source), materialisation), calls=calls)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -125,14 +130,39 @@ def begin_run(
     return RunStart(run_id, materialisation, set_aside)
 
 
-def _remove_left_overs(paths: RunPaths) -> None:
+def remove_left_overs(paths: RunPaths) -> None:
     """Remove what a start that died left behind; the lock is held, so nobody is writing them."""
     for left_over in paths.directory.glob("*.tmp"):
         left_over.unlink()
 
 
+def create_outputs(paths: RunPaths, calls: FileCalls) -> None:
+    """Create the files that joiners append to where they are missing; their names are durable when this returns."""
+    for path in (paths.output, paths.failures, paths.sources):
+        calls.close(calls.open(str(path), os.O_RDWR | os.O_CREAT))
+    for directory in (paths.directory, paths.output.parent):
+        sync_directory(calls, str(directory))
+
+
 def _set_aside(paths: RunPaths, run_id: str, calls: FileCalls) -> Path | None:
-    old = (paths.manifest, paths.output, paths.failures, paths.aggregate_metrics, paths.ledger, paths.materialised)
+    _remove_public_copies(paths)
+    old = (
+        paths.manifest,
+        paths.output,
+        paths.failures,
+        paths.aggregate_metrics,
+        paths.metrics,
+        paths.ledger,
+        paths.index,
+        paths.sources,
+        paths.facts,
+        paths.parts,
+        paths.damaged,
+        paths.quality_summary,
+        paths.rollout_verdicts,
+        paths.rows_index,
+        paths.materialised,
+    )
     present = [path for path in old if path.exists()]
     if not present:
         return None
@@ -148,14 +178,22 @@ def _set_aside(paths: RunPaths, run_id: str, calls: FileCalls) -> Path | None:
     return place
 
 
-def _manifest(run_id: str, source: Path, materialisation: Materialisation) -> bytes:
-    manifest = {
-        "format": _FORMAT,
-        "run_id": run_id,
-        "begun_at": datetime.now(UTC).isoformat(),
-        "input": str(source.absolute()),
-        "rows": materialisation.rows,
-        "tasks": materialisation.tasks,
-        "materialized_sha256": materialisation.sha256,
-    }
-    return exact_json.dumps(manifest) + b"\n"
+def _remove_public_copies(paths: RunPaths) -> None:
+    """Remove the copies of this run's health files; a file of another run of the same directory stays."""
+    for own, public in (
+        (paths.quality_summary, paths.public_quality_summary),
+        (paths.rollout_verdicts, paths.public_rollout_verdicts),
+    ):
+        if own.exists() and public.exists() and filecmp.cmp(own, public, shallow=False):
+            public.unlink()
+
+
+def _manifest(run_id: str, source: Path, materialisation: Materialisation) -> RunManifest:
+    return RunManifest(
+        run_id,
+        datetime.now(UTC).isoformat(),
+        str(source.absolute()),
+        materialisation.rows,
+        materialisation.tasks,
+        materialisation.sha256,
+    )
