@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_ray.correlation import derive_rollout_id
+from gym_ray.model_call_capture.call_views import CallView, build_views
 from gym_ray.model_call_capture.lines import CaptureSnapshot, parse_lines
-from gym_ray.model_call_capture.records import ModelCallRecord, aggregate_model_call_records, build_records
+from gym_ray.model_call_capture.records import (
+    ModelCallRecord,
+    aggregate_calls,
+    aggregate_model_call_records,
+    build_records,
+)
 
 __all__ = [
     "AGENT_OBSERVATION_JOIN_FAILED",
@@ -27,8 +33,10 @@ __all__ = [
     "UNREADABLE",
     "WRITER_UNREACHABLE",
     "Gap",
+    "ReadCapture",
     "attach",
     "build_attachment",
+    "read_capture",
 ]
 
 ATTACHMENT_FIELD = "ng_model_call_capture"
@@ -72,6 +80,34 @@ class Gap:
         return {key: value for key, value in members.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class ReadCapture:
+    """The capture of one rollout attempt, read.
+
+    Attributes:
+        calls: Every call that could be read, in capture order.
+        gaps: What its file and its marker say is missing, in the order of D67.
+    """
+
+    calls: list[CallView]
+    gaps: list[Gap]
+
+    def attachment(self, rollout_id: str, *, include_payloads: bool = False) -> dict[str, Any]:
+        """Return the attachment (A116, A118, A120): ``rollout_id``, ``metrics``, ``calls``, and ``gaps`` if any.
+
+        Without payloads it holds the very fields of ``calls``, not copies.
+        """
+        calls = [call.with_payloads() if include_payloads else call.fields for call in self.calls]
+        return _attachment(rollout_id, aggregate_calls([call.fields for call in self.calls]), calls, self.gaps)
+
+
+def read_capture(snapshot: CaptureSnapshot) -> ReadCapture:
+    """Read the calls of a capture and name what its file and its marker say is missing; never raises for bad bytes."""
+    exchanges, damaged = parse_lines(snapshot.data or b"")
+    calls, unbuildable = build_views(exchanges)
+    return ReadCapture(calls, _gaps(snapshot, len(calls), damaged + unbuildable))
+
+
 def build_attachment(
     rollout_id: str,
     snapshot: CaptureSnapshot,
@@ -90,8 +126,9 @@ def build_attachment(
     Returns:
         ``rollout_id``, ``metrics``, ``calls`` and, only if there are any, ``gaps``; never raises for bad bytes.
     """
-    records, gaps = _read(snapshot)
-    return _attachment(rollout_id, records, [*gaps, *extra_gaps], include_payloads=include_payloads)
+    capture = read_capture(snapshot)
+    capture.gaps.extend(extra_gaps)
+    return capture.attachment(rollout_id, include_payloads=include_payloads)
 
 
 def attach(
@@ -122,8 +159,9 @@ def attach(
     rollout_id = None if snapshot is None else derive_rollout_id(record)
     if snapshot is None or rollout_id is None:
         return record
-    calls, gaps = _read(snapshot)
-    gaps.extend(extra_gaps)
+    exchanges, damaged = parse_lines(snapshot.data or b"")
+    calls, unbuildable = build_records(exchanges)
+    gaps = [*_gaps(snapshot, len(calls), damaged + unbuildable), *extra_gaps]
     result = dict(record)
     observations = record.get(OBSERVATIONS_FIELD)
     if observations is not None:
@@ -132,7 +170,8 @@ def attach(
             gaps.append(Gap(AGENT_OBSERVATION_JOIN_FAILED))
         else:
             result[OBSERVATIONS_FIELD] = joined
-    result[ATTACHMENT_FIELD] = _attachment(rollout_id, calls, gaps, include_payloads=include_payloads)
+    views = [call.as_json(include_payloads=include_payloads) for call in calls]
+    result[ATTACHMENT_FIELD] = _attachment(rollout_id, aggregate_model_call_records(calls), views, gaps)
     return result
 
 
@@ -145,13 +184,10 @@ def _join(observations: Any, calls: Sequence[ModelCallRecord], join: JoinObserva
         return None
 
 
-def _read(snapshot: CaptureSnapshot) -> tuple[list[ModelCallRecord], list[Gap]]:
-    """Read the records of a capture and name what its file and its marker say is missing, in the order of D67."""
-    exchanges, damaged = parse_lines(snapshot.data or b"")
-    records, unbuildable = build_records(exchanges)
-    unreadable = damaged + unbuildable
+def _gaps(snapshot: CaptureSnapshot, readable: int, unreadable: int) -> list[Gap]:
+    """Name what a capture's file and its marker say is missing, in the order of D67."""
     gaps: list[Gap] = []
-    if not records and not unreadable and not snapshot.incomplete and snapshot.error is None:
+    if not readable and not unreadable and not snapshot.incomplete and snapshot.error is None:
         gaps.append(Gap(NO_RECORDS))
     if unreadable:
         gaps.append(Gap(RECORDS_UNREADABLE, f"count={unreadable}"))
@@ -159,17 +195,13 @@ def _read(snapshot: CaptureSnapshot) -> tuple[list[ModelCallRecord], list[Gap]]:
         gaps.append(Gap(INCOMPLETE))
     if snapshot.error is not None:
         gaps.append(Gap(UNREADABLE))
-    return records, gaps
+    return gaps
 
 
 def _attachment(
-    rollout_id: str, records: Sequence[ModelCallRecord], gaps: Sequence[Gap], *, include_payloads: bool
+    rollout_id: str, metrics: dict[str, Any], calls: list[dict[str, Any]], gaps: Sequence[Gap]
 ) -> dict[str, Any]:
-    attachment: dict[str, Any] = {
-        "rollout_id": rollout_id,
-        "metrics": aggregate_model_call_records(records),
-        "calls": [record.as_json(include_payloads=include_payloads) for record in records],
-    }
+    attachment: dict[str, Any] = {"rollout_id": rollout_id, "metrics": metrics, "calls": calls}
     if gaps:
         attachment["gaps"] = [gap.as_json() for gap in gaps]
     return attachment

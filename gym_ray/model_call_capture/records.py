@@ -6,7 +6,7 @@ needs no migration. What a provider did not report is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,10 +22,13 @@ __all__ = [
     "ModelCallRecord",
     "ModelServerRef",
     "ToolCall",
+    "aggregate_calls",
     "aggregate_model_call_metrics",
     "aggregate_model_call_records",
     "build_record",
     "build_records",
+    "derived_fields",
+    "payloads_of",
     "read_available_model_call_records",
     "read_model_call_records",
 ]
@@ -128,48 +131,60 @@ def build_record(exchange: dict[str, Any], call_index: int) -> ModelCallRecord:
         ValueError: A field of the exchange has a value that no record can hold, such as a ``model_ref`` of another
             type; the message names the field.
     """
+    fields = derived_fields(exchange, call_index)
+    fields["started_at"] = _time(fields["started_at"])
+    fields["completed_at"] = _time(fields["completed_at"])
+    return ModelCallRecord.model_validate(fields | payloads_of(exchange))
+
+
+def payloads_of(exchange: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload fields of a record; what is no object or no text there is None."""
     get = exchange.get
-    request, response = _object(get("request")), _object(get("response"))
-    answer = response or {}
+    return {
+        "request": _object(get("request")),
+        "response": _object(get("response")),
+        "request_raw": _text(get("request_raw")),
+        "response_raw": _text(get("response_raw")),
+    }
+
+
+def derived_fields(exchange: dict[str, Any], call_index: int) -> dict[str, Any]:
+    """Return the other fields of a record in their order, those that an exchange merely carries as they are there."""
+    get = exchange.get
+    request, answer = _object(get("request")) or {}, _object(get("response")) or {}
     # What the handler knew goes before what it told its client; null there says that nobody counted (W13).
     counts = token_counts(exchange["usage"] if "usage" in exchange else answer.get("usage"))
     # One literal dict: this runs for every line of every capture file that is read.
-    return ModelCallRecord.model_validate(
-        {
-            "model_call_id": get("model_call_id"),
-            "response_id": _text(answer.get("id")),
-            "client_session_id": _text(get("client_session_id")),
-            "call_index": call_index,
-            "model_ref": get("model_ref"),
-            "model": _text(answer.get("model")) or _text((request or {}).get("model")),
-            "dialect": get("dialect"),
-            "status_code": get("status_code"),
-            "response_status": _text(answer.get("status")),
-            "finish_reason": reading.finish_reason(answer),
-            "upstream_attempted": get("upstream_attempted"),
-            "response_source": get("response_source"),
-            "upstream_status_code": get("upstream_status_code"),
-            "local_response_reason": get("local_response_reason"),
-            "started_at": _time(get("started_at")),
-            "completed_at": _time(get("completed_at")),
-            "tokens_in": counts.tokens_in,
-            "tokens_out": counts.tokens_out,
-            "tokens_reasoning": counts.tokens_reasoning,
-            "tokens_total": counts.tokens_total,
-            "request": request,
-            "response": response,
-            "request_raw": _text(get("request_raw")),
-            "response_raw": _text(get("response_raw")),
-            "tool_calls": reading.tool_calls(answer),
-            "reasoning_content": reading.reasoning(answer),
-            "cache_hit": counts.cache_hit,
-            "cached_tokens": counts.cached_tokens,
-            "cache_creation_tokens": counts.cache_creation_tokens,
-            "error_category": get("error_category"),
-            "latency_total_ms": get("latency_ms"),
-            "latency_ttft_ms": get("latency_ttft_ms"),
-        }
-    )
+    return {
+        "model_call_id": get("model_call_id"),
+        "response_id": _text(answer.get("id")),
+        "client_session_id": _text(get("client_session_id")),
+        "call_index": call_index,
+        "model_ref": get("model_ref"),
+        "model": _text(answer.get("model")) or _text(request.get("model")),
+        "dialect": get("dialect"),
+        "status_code": get("status_code"),
+        "response_status": _text(answer.get("status")),
+        "finish_reason": reading.finish_reason(answer),
+        "upstream_attempted": get("upstream_attempted"),
+        "response_source": get("response_source"),
+        "upstream_status_code": get("upstream_status_code"),
+        "local_response_reason": get("local_response_reason"),
+        "started_at": get("started_at"),
+        "completed_at": get("completed_at"),
+        "tokens_in": counts.tokens_in,
+        "tokens_out": counts.tokens_out,
+        "tokens_reasoning": counts.tokens_reasoning,
+        "tokens_total": counts.tokens_total,
+        "tool_calls": reading.tool_calls(answer),
+        "reasoning_content": reading.reasoning(answer),
+        "cache_hit": counts.cache_hit,
+        "cached_tokens": counts.cached_tokens,
+        "cache_creation_tokens": counts.cache_creation_tokens,
+        "error_category": get("error_category"),
+        "latency_total_ms": get("latency_ms"),
+        "latency_ttft_ms": get("latency_ttft_ms"),
+    }
 
 
 def _text(value: Any) -> str | None:
@@ -236,6 +251,7 @@ def read_available_model_call_records(store: _Store, rollout_id: str) -> tuple[l
 
 
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens")
+_LATENCY = "latency_total_ms"
 
 
 def aggregate_model_call_records(calls: Iterable[ModelCallRecord]) -> dict[str, Any]:
@@ -243,10 +259,14 @@ def aggregate_model_call_records(calls: Iterable[ModelCallRecord]) -> dict[str, 
 
     A total is None when no call reports it; ``num_calls`` counts failed calls too.
     """
-    calls = list(calls)
-    totals: dict[str, Any] = {name: _sum(getattr(call, name) for call in calls) for name in _SUMMED}
-    latency = _sum(call.latency_total_ms for call in calls)
-    totals["latency_total_ms"] = None if latency is None else round(latency, 2)
+    return aggregate_calls([{name: getattr(call, name) for name in (*_SUMMED, _LATENCY)} for call in calls])
+
+
+def aggregate_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up calls that are JSON objects, as :func:`aggregate_model_call_records` says."""
+    totals: dict[str, Any] = {name: _sum([call[name] for call in calls]) for name in _SUMMED}
+    latency = _sum([call[_LATENCY] for call in calls])
+    totals[_LATENCY] = None if latency is None else round(latency, 2)
     totals["num_calls"] = len(calls)
     return totals
 
