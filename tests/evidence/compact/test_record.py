@@ -1,0 +1,207 @@
+"""A compact record gives back exactly what was compacted, whatever its payloads are."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gym_ray import exact_json
+from gym_ray.errors import DamagedRecordError
+from gym_ray.evidence.compact import COMPACT_FIELD, PAYLOADS_BY_REFERENCE, Parts, compacted, inline, is_compact
+from gym_ray.evidence.observations import TrajectoryRecord
+
+_VECTORS = Path(__file__).parents[2] / "vectors" / "D_pipeline.json"
+_CASES = json.loads(_VECTORS.read_text("utf-8"))["cases"] if _VECTORS.exists() else []
+_LONG = "a long text " * 20
+
+
+def _stored(record: dict[str, Any]) -> bytes:
+    return exact_json.dumps(record)
+
+
+def _read_back(record: dict[str, Any]) -> dict[str, Any]:
+    """Compact a record, store both files, and read them as another process would."""
+    before = _stored(record)
+    compact, parts = compacted(record)
+    assert _stored(record) == before, "the given record was modified"
+    stored = exact_json.loads(_stored(compact))
+    return inline(stored, Parts.parse(parts))
+
+
+def _assert_same(record: dict[str, Any]) -> None:
+    assert _stored(_read_back(record)) == _stored(exact_json.loads(_stored(record)))
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case["name"])
+def test_gives_back_every_record_of_the_pipeline(case: dict[str, Any]) -> None:
+    _assert_same(case["expected"])
+    if "exact_variant" in case:
+        _assert_same({**case["expected"], **case["exact_variant"]})
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case["name"])
+def test_a_compact_trajectory_is_a_valid_one(case: dict[str, Any]) -> None:
+    record = case["expected"]
+    compact, parts = compacted(record)
+    if not parts:
+        assert compact is record
+    elif "schema_version" in record.get("ng_trajectory", ()):
+        trajectory = TrajectoryRecord.model_validate(exact_json.loads(_stored(compact["ng_trajectory"])))
+        assert trajectory.gaps[-1].code == PAYLOADS_BY_REFERENCE
+        assert len(trajectory.model_calls) == len(record["ng_trajectory"]["model_calls"])
+        for field in ("response", "reward", "responses_create_params"):
+            assert compact.get(field) == record.get(field)
+
+
+def _call(number: int, request: Any, response: Any) -> dict[str, Any]:
+    return {"model_call_id": f"c{number}", "request": request, "response": response}
+
+
+def _record(calls: list[tuple[Any, Any]], **members: Any) -> dict[str, Any]:
+    trajectory = {
+        "schema_version": "1.0",
+        "task_id": "0",
+        "rollout_id": "0-0",
+        "invocations": [],
+        "turns": [],
+        "model_calls": [_call(number, *call) for number, call in enumerate(calls)],
+        "tool_calls": [],
+        "gaps": [],
+    }
+    return {"reward": 1.0, "ng_trajectory": trajectory, **members}
+
+
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from([_LONG, _LONG + "é𝄞", "\ud800" * 100, "$part", 0.0, -0.0, 1, True, 1.0, 2**64])
+)
+_KEYS = st.text(max_size=4) | st.sampled_from(["$part", "$list", "$more", "$like", "$raw", "role", "content", "type"])
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+_ITEMS = st.lists(st.dictionaries(_KEYS, _VALUES, max_size=3), max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(_VALUES, _VALUES), max_size=4), _VALUES, _ITEMS, _VALUES)
+def test_gives_back_any_payloads(
+    calls: list[tuple[Any, Any]], output: Any, conversation: list[Any], response: Any
+) -> None:
+    record = _record(calls, response=response)
+    record["ng_trajectory"]["tool_calls"] = [{"tool_call_id": "t", "output": output}]
+    record["ng_trajectory"]["invocations"] = [{"invocation_id": "a", "conversation": conversation}]
+    record["ng_agent_observations"] = {"source": "s", "records": [{"conversation": conversation}], "gaps": []}
+    _assert_same(record)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_gives_back_histories_that_grow_shrink_and_branch(data: st.DataObject) -> None:
+    pool = data.draw(st.lists(st.dictionaries(st.sampled_from("ab"), _SCALARS, max_size=2), min_size=1, max_size=6))
+    histories: list[list[Any]] = [[]]
+    for _ in range(data.draw(st.integers(1, 8))):
+        base = data.draw(st.sampled_from(histories))
+        kept = base[: data.draw(st.integers(0, len(base)))]
+        histories.append(kept + data.draw(st.lists(st.sampled_from(pool), max_size=4)))
+    calls = [({"messages": copy.deepcopy(history), "tools": copy.deepcopy(pool)}, history) for history in histories]
+    _assert_same(_record(calls))
+
+
+@pytest.mark.parametrize("field", ["input", "messages"])
+def test_each_distinct_item_is_stored_once(field: str) -> None:
+    """Instructions and tools in every request, and a history that grows by an answer and a result."""
+    tools = [{"type": "function", "name": f"tool{number}", "description": _LONG * 3} for number in range(5)]
+    history = [{"role": "user", "content": f"task {_LONG}"}]
+    calls = []
+    for number in range(50):
+        answer = {"role": "assistant", "content": f"{number} {_LONG * 8}"}
+        request = {"model": "m", "instructions": _LONG * 5, "tools": tools, field: history, "temperature": 0.5}
+        calls.append((copy.deepcopy(request), {"id": f"r{number}", "output": [copy.deepcopy(answer)]}))
+        history = [*history, answer, {"role": "user", "content": f"result {number} {_LONG * 8}"}]
+    distinct = len(exact_json.dumps([history, tools, _LONG * 5]))
+    compact, parts = compacted(_record(calls))
+    assert parts.count(f"result 7 {_LONG}".encode()) == 1
+    assert len(parts) + len(_stored(compact)) < 1.2 * distinct
+    _assert_same(_record(calls))
+
+
+def test_text_of_the_reply_is_not_stored_again() -> None:
+    record = _record([({"input": "q"}, {"output": [{"text": _LONG}]})], response={"output": [{"text": _LONG}]})
+    compact, parts = compacted(record)
+    assert compact["response"] == record["response"]
+    assert _LONG.encode() not in parts
+    _assert_same(record)
+
+
+def test_a_record_without_payloads_stays_as_it_is() -> None:
+    record = {"_ng_failure_class": "agent_run_error", "ng_model_call_capture": {"calls": [], "metrics": {}}}
+    compact, parts = compacted(record)
+    assert compact is record
+    assert parts == b""
+    assert not is_compact(record)
+    assert inline(record, Parts({})) is record
+
+
+def test_payloads_of_a_failed_projection_are_taken_out_of_the_attachment() -> None:
+    call = {"model_call_id": "c0", "request": {"input": [{"content": _LONG}, {"content": _LONG}]}, "response": None}
+    record = {"reward": 0.0, "ng_model_call_capture": {"calls": [call, dict(call)], "metrics": {}, "gaps": []}}
+    compact, parts = compacted(record)
+    assert _LONG.encode() not in _stored(compact)
+    assert parts.count(_LONG.encode()) == 1
+    _assert_same(record)
+
+
+@pytest.mark.parametrize("value", [3, "text", [], [1, "x", None], {"calls": 3}, {"calls": [3, "x", [{}]]}])
+def test_sections_of_another_shape_stay_as_they_are(value: Any) -> None:
+    record = _record([({"input": _LONG}, None)], ng_model_call_capture=value, ng_agent_observations=value)
+    _assert_same(record)
+    _assert_same({"reward": 1.0, "ng_trajectory": value})
+
+
+def test_payloads_nested_beyond_what_is_looked_into_are_kept() -> None:
+    deep: Any = _LONG
+    for _ in range(120):
+        deep = [{"next": deep}]
+    _assert_same(_record([({"input": deep}, deep)]))
+
+
+def test_a_compact_record_is_not_compacted_again() -> None:
+    compact, _ = compacted(_record([({"input": _LONG}, None)]))
+    with pytest.raises(ValueError, match=COMPACT_FIELD):
+        compacted(compact)
+
+
+def test_a_missing_part_is_named() -> None:
+    compact, _ = compacted(_record([({"input": _LONG}, None)]))
+    with pytest.raises(DamagedRecordError, match=r"the file: part \S{22} is missing; join the rollout again"):
+        inline(compact, Parts({}, "the file"))
+
+
+@pytest.mark.parametrize(
+    "header", [None, {}, {"format": 2, "conversations": [], "gap": False}, {"format": 1, "conversations": 3}]
+)
+def test_a_damaged_description_is_refused(header: Any) -> None:
+    compact, parts = compacted(_record([({"input": _LONG}, None)]))
+    with pytest.raises(DamagedRecordError, match="the file"):
+        inline({**compact, COMPACT_FIELD: header}, Parts.parse(parts, "the file"))
+
+
+def test_conversations_that_the_description_lacks_are_refused() -> None:
+    record = _record([({"input": _LONG}, None)])
+    record["ng_trajectory"]["invocations"] = [{"invocation_id": "a", "conversation": [{"content": _LONG}]}]
+    compact, parts = compacted(record)
+    compact[COMPACT_FIELD] = {**compact[COMPACT_FIELD], "conversations": []}
+    with pytest.raises(DamagedRecordError, match="more conversations"):
+        inline(compact, Parts.parse(parts))
