@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_ray.errors import DamagedRecordError
-from gym_ray.evidence.compact.derived import dropped_derived, restored_derived
+from gym_ray.evidence.compact.derived import restored, slimmed
 from gym_ray.evidence.compact.encoding import PartWriter, long_texts
 from gym_ray.evidence.compact.parts import PartReader, Parts
 from gym_ray.evidence.compact.places import CONVERSATION, TRAJECTORY_FIELD, changed
@@ -63,9 +63,12 @@ def compacted(record: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     parts = writer.content()
     if not parts:
         return record, b""
-    dropped = dropped_derived(result)
-    header = {"format": _FORMAT, "derived": dropped, "gap": _gap_added(result), "conversations": conversations}
-    result[COMPACT_FIELD] = header
+    result[COMPACT_FIELD] = {
+        "format": _FORMAT,
+        "slimmed": slimmed(result),
+        "gap": _gap_added(result),
+        "conversations": conversations,
+    }
     return result, parts
 
 
@@ -93,10 +96,9 @@ def inline(record: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return reader.payload(conversations.pop())
 
     result = {key: value for key, value in record.items() if key != COMPACT_FIELD}
-    if header["gap"]:
+    if header.get("gap"):
         _take_gap_away(result)
-    if header["derived"]:
-        restored_derived(result, parts.place)
+    restored(result, header["slimmed"], parts.place)
     return changed(result, put_back)
 
 
@@ -118,8 +120,8 @@ def _conversations(header: Any, place: str) -> list[Any]:
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise DamagedRecordError(f"{place}: the record's {COMPACT_FIELD} is none of format {_FORMAT}")
     conversations = header.get("conversations")
-    if not isinstance(conversations, list) or not {"gap", "derived"} <= header.keys():
-        raise DamagedRecordError(f"{place}: the record's {COMPACT_FIELD} does not name its conversations")
+    if not isinstance(conversations, list) or not isinstance(header.get("slimmed"), list):
+        raise DamagedRecordError(f"{place}: the record's {COMPACT_FIELD} does not say what was taken out of it")
     return conversations[::-1]
 
 

@@ -190,7 +190,7 @@ def test_a_missing_part_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [None, {}, {"format": 2, "conversations": [], "gap": False}, {"format": 1, "conversations": 3}]
+    "header", [None, {}, {"format": 2, "conversations": [], "slimmed": []}, {"format": 1, "conversations": 3}]
 )
 def test_a_damaged_description_is_refused(header: Any) -> None:
     compact, parts = compacted(_record([({"input": _LONG}, None)]))
