@@ -314,3 +314,15 @@ def test_payloads_are_shared_and_not_copied() -> None:
     given_bundle = bundle(invocation("a", ref("c0")))
     joined = exact_join(given_bundle, [call("c0")])
     assert joined.bundle["records"][0]["conversation"] is given_bundle["records"][0]["conversation"]
+
+
+def test_an_owner_with_an_empty_name_keeps_its_call() -> None:
+    joined = exact_join(bundle(invocation("", ref("c0")), invocation("b", ref("c0"))), [call("c0")])
+    assert joined.owners == ("",)
+    assert joined.bundle["gaps"] == [gap(CONFLICT, "b", "c0")]
+
+
+def test_a_pair_with_an_empty_call_id_stands_for_a_claimed_call() -> None:
+    joined = exact_join(bundle(invocation("a", ref("", P, "r0"))), [call("c0", P, "r0", "a")])
+    assert joined.bundle["records"][0]["model_calls"] == [ref("c0", P, "r0")]
+    assert joined.bundle["gaps"] == []
