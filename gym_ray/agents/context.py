@@ -43,6 +43,7 @@ class RunContext:
         connect_patience_s: How long to go on trying while a server accepts no connection.
         resources: The session at the agent's resources server, None without one.
         token_capture: The attempt's model calls are for training: their exact tokens are captured as well (A28).
+        observability_enabled: The attempt's model calls are captured, so what the agent observed can be joined to them.
     """
 
     rollout_id: str
@@ -52,6 +53,7 @@ class RunContext:
     connect_patience_s: float = 30.0
     resources: ResourcesSession | None = None
     token_capture: bool = False
+    observability_enabled: bool = False
 
     def base_url(self, name: str) -> str:
         """Return ``http://host:port/ng-rollout/<id>/v1`` of a model server, as the OpenAI SDK wants it (A30).

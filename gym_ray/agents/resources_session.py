@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -19,11 +20,26 @@ from gym_ray.agents.delivery import RolloutCookies, post_once
 from gym_ray.agents.failures import AGENT_RUN_ERROR
 from gym_ray.errors import AgentError
 
-__all__ = ["ResourcesSession"]
+__all__ = ["UNKNOWN_TOOL", "ResourcesSession", "ToolReply"]
 
+UNKNOWN_TOOL = "unknown_tool"
+"""Error type of a call of something that is no tool."""
 _RESERVED_ROUTES = frozenset({"seed_session", "close_session", "verify", "aggregate_metrics", "health", "", ".", ".."})
 _CLOSE_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """What a tool answered.
+
+    Attributes:
+        text: Its answer, whatever its status.
+        error_type: None for a success, ``http_<status>`` for any status outside 200 to 399 (D145).
+    """
+
+    text: str
+    error_type: str | None
 
 
 class ResourcesSession:
@@ -57,14 +73,24 @@ class ResourcesSession:
     async def call_tool(self, name: str, arguments: Any) -> str:
         """Call a tool and return the text of its answer, whatever its status (D143).
 
+        Raises:
+            AgentError: The server could not be reached, or the exchange broke.
+        """
+        return (await self.run_tool(name, arguments)).text
+
+    async def run_tool(self, name: str, arguments: Any) -> ToolReply:
+        """Call a tool and return its answer, whatever its status (D143).
+
         A name that is no tool's (the server's own routes) is answered here with an error text.
 
         Raises:
             AgentError: The server could not be reached, or the exchange broke.
         """
         if name in _RESERVED_ROUTES:
-            return exact_json.dumps({"error": f"Unknown tool: {name}"}).decode()
-        return (await self._post(quote(name, safe=""), arguments)).text
+            return ToolReply(exact_json.dumps({"error": f"Unknown tool: {name}"}).decode(), UNKNOWN_TOOL)
+        answer = await self._post(quote(name, safe=""), arguments)
+        ok = 200 <= answer.status_code < 400
+        return ToolReply(answer.text, None if ok else f"http_{answer.status_code}")
 
     async def verify(self, row: Mapping[str, Any], response: Mapping[str, Any] | None) -> dict[str, Any]:
         """Score a response and return the server's whole reply; an absent reward is null (D140, step 3; D148).

@@ -6,6 +6,8 @@ came. A model call is delivered at most once: what failed after delivery ends th
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,8 @@ from gym_ray import exact_json
 from gym_ray.agents.context import RunContext
 from gym_ray.agents.delivery import RolloutCookies, post_once
 from gym_ray.agents.failures import AGENT_RUN_ERROR, ENGINE_UNAVAILABLE, model_call_class
-from gym_ray.agents.resources_session import ResourcesSession
+from gym_ray.agents.loop_log import LoopLog, ToolRun
+from gym_ray.agents.resources_session import UNKNOWN_TOOL, ResourcesSession
 from gym_ray.errors import AgentError
 
 __all__ = ["ResponsesLoop"]
@@ -35,6 +38,10 @@ class ResponsesLoop:
         model_server: Name of the model server.
         session: Where tools are called; None answers every call with an error text.
         max_steps: Stop after the tools of this many model calls; None means no bound.
+        model_cookies: What the model server set.
+        log: What the loop did.
+        clock: Seconds since the epoch.
+        timer: Seconds since whenever, never stepping back.
     """
 
     ctx: RunContext
@@ -42,6 +49,9 @@ class ResponsesLoop:
     session: ResourcesSession | None
     max_steps: int | None = None
     model_cookies: RolloutCookies = field(default_factory=RolloutCookies)
+    log: LoopLog = field(default_factory=LoopLog)
+    clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.perf_counter
 
     async def run(self, params: dict[str, Any]) -> dict[str, Any]:
         """Run the loop and return the final response: the last one, with every produced item and the summed usage.
@@ -49,29 +59,34 @@ class ResponsesLoop:
         Raises:
             AgentError: A model call failed or did not answer with a Responses object, or a tool could not be reached.
         """
-        history = _input_items(params)
+        log = self.log
+        log.items = _input_items(params)
+        given = len(log.items)
         # The loop reads whole answers, so a row cannot ask for a stream.
         body = {key: value for key, value in params.items() if key != "stream"}
-        produced: list[Any] = []
         usage: dict[str, Any] | None = None
-        step = 0
         while True:
-            step += 1
-            response = await self._call_model({**body, "input": history + produced})
+            step = log.ask(self.clock())
+            response = await self._call_model({**body, "input": log.items})
             usage = _add_usage(usage, response.get("usage"))
             output = response["output"]
-            produced.extend(output)
+            log.items.extend(output)
+            step.answered, step.response_id = len(output), _id_of(response)
             calls = [item for item in output if item.get("type") == "function_call"]
             if response.get("incomplete_details") is not None:
+                log.incomplete = True
                 break
             if not calls:
                 if not any(item.get("type") == "message" and item.get("role") == "assistant" for item in output):
                     response = _mark_incomplete(response, "incomplete_reasoning" if output else "empty_output")
+                    log.incomplete = True
                 break
-            produced.extend([await self._call_tool(call) for call in calls])
-            if self.max_steps is not None and step >= self.max_steps:
+            log.items.extend([await self._call_tool(call) for call in calls])
+            step.tools_run = len(log.tools)
+            if self.max_steps is not None and len(log.steps) >= self.max_steps:
+                log.incomplete = True
                 break
-        return {**response, "output": produced, "usage": usage}
+        return {**response, "output": log.items[given:], "usage": usage}
 
     async def _call_model(self, body: dict[str, Any]) -> dict[str, Any]:
         what = f"model server {self.model_server}: POST /v1/responses"
@@ -108,22 +123,25 @@ class ResponsesLoop:
                 self.model_server, "name" if not isinstance(name, str) else "call_id"
             )
             raise AgentError(AGENT_RUN_ERROR, problem)
-        return {
-            "type": "function_call_output",
-            "call_id": call_id,
-            "output": await self._tool_output(name, call.get("arguments")),
-        }
+        started_at, began = self.clock(), self.timer()
+        output, error_type = await self._tool_output(name, call.get("arguments"))
+        duration_ms = (self.timer() - began) * 1000.0
+        self.log.tools.append(ToolRun(call_id, name, started_at, duration_ms, output, error_type))
+        return {"type": "function_call_output", "call_id": call_id, "output": output}
 
-    async def _tool_output(self, name: str, arguments: object) -> str:
+    async def _tool_output(self, name: str, arguments: object) -> tuple[str, str | None]:
+        """Return what the model is told, and the type of the error if that is one."""
         try:
             if not isinstance(arguments, str):
                 raise ValueError(f"expected JSON text, got {type(arguments).__name__}")  # noqa: TRY301, TRY004
             parsed = exact_json.loads(arguments.encode("utf-8", "surrogatepass"))
         except ValueError as error:
-            return exact_json.dumps({"error": f"Invalid tool call arguments: {error}"}).decode()
+            told = exact_json.dumps({"error": f"Invalid tool call arguments: {error}"}).decode()
+            return told, type(error).__name__
         if self.session is None:
-            return exact_json.dumps({"error": f"Unknown tool: {name}"}).decode()
-        return await self.session.call_tool(name, parsed)
+            return exact_json.dumps({"error": f"Unknown tool: {name}"}).decode(), UNKNOWN_TOOL
+        reply = await self.session.run_tool(name, parsed)
+        return reply.text, reply.error_type
 
 
 def _input_items(params: dict[str, Any]) -> list[Any]:
@@ -134,6 +152,11 @@ def _input_items(params: dict[str, Any]) -> list[Any]:
         return list(given)
     problem = f"responses_create_params.input: expected text or a list of items, got {type(given).__name__}"
     raise AgentError(AGENT_RUN_ERROR, problem)
+
+
+def _id_of(response: dict[str, Any]) -> str | None:
+    response_id = response.get("id")
+    return response_id if isinstance(response_id, str) and response_id else None
 
 
 def _mark_incomplete(response: dict[str, Any], reason: str) -> dict[str, Any]:

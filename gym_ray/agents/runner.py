@@ -59,6 +59,7 @@ class AgentRunner:
         self._agents: dict[str, Agent] = build_agents(settings, urls)
         self._urls, self._run_token = urls, run_token
         self._trained = frozenset(name for name in self._agents if settings.trains(name))
+        self._observability_enabled = settings.observability_enabled
         self._http, self._owns_http = (build_client(), True) if http is None else (http, False)
         self._connect_patience_s, self._cancel_grace_s = connect_patience_s, cancel_grace_s
         self._left_behind: set[asyncio.Task[Any]] = set()
@@ -119,6 +120,7 @@ class AgentRunner:
             self._urls,
             self._connect_patience_s,
             token_capture=agent_name in self._trained,
+            observability_enabled=self._observability_enabled,
         )
         return exact_json.dumps(await agent.run(parsed, ctx))
 

@@ -1,4 +1,4 @@
-"""The agent that comes with the package: seed the session, talk with the model and its tools, verify (D140-D144)."""
+"""The agent that comes with the package: seed the session, talk with the model and its tools, verify (D140-D145)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from gym_ray.agents.context import RunContext
 from gym_ray.agents.failures import AGENT_RUN_ERROR
+from gym_ray.agents.loop_log import producer_trajectory, resolve
 from gym_ray.agents.responses_loop import ResponsesLoop
 from gym_ray.errors import AgentError
+from gym_ray.evidence.observations import task_id_of
 
 __all__ = ["SimpleAgent"]
 
@@ -44,6 +46,8 @@ class SimpleAgent:
     async def run(self, row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         """Run one attempt; the reply is the verifier's whole reply (D140).
 
+        Where model calls are captured it carries ``ng_trajectory``, the agent's own account of the run (D145).
+
         Raises:
             AgentError: A model call, a tool call or a step at the resources server failed.
         """
@@ -56,10 +60,17 @@ class SimpleAgent:
             loop = ResponsesLoop(ctx, self._model_server, session, self._max_steps)
             response = await loop.run(params)
             if self._skip_verification:
-                return {**row, "response": response, "reward": self._skipped_reward, "verification_skipped": True}
-            return await session.verify(row, response)
+                skipped = {"reward": self._skipped_reward, "verification_skipped": True}
+                reply = {**row, "response": response, **skipped}
+            else:
+                reply = await session.verify(row, response)
         finally:
             await session.close()
+        if ctx.observability_enabled:
+            trajectory = producer_trajectory(loop.log, self._model_server, task_id_of(row), ctx.rollout_id)
+            resolve(trajectory, reply)
+            reply = {**reply, "ng_trajectory": trajectory}
+        return reply
 
     async def aclose(self) -> None:
         """Hold nothing, free nothing."""

@@ -1,6 +1,5 @@
-"""The tool loop against scripted replies: the HTTP calls it makes, the cookies it ends with, its final response.
-
-The peer's trajectory is not compared here: trajectories are projected from captures, not produced by the agent.
+"""The tool loop against scripted replies: the HTTP calls it makes, the cookies it ends with, its final response,
+and the trajectory that it reports (D142-D145).
 """
 
 from __future__ import annotations
@@ -8,11 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from gym_ray.agents.context import RunContext, ServerUrls
+from gym_ray.agents.loop_log import producer_trajectory
 from gym_ray.agents.responses_loop import ResponsesLoop
 from gym_ray.correlation import split_resources_prefix
 from gym_ray.testing.agent_servers import Arrival, ScriptedModel, ScriptedResources, in_process_client
 
 ANY = "ANY_STRING"
+FROZEN = 100.0
 
 
 def as_call(arrival: Arrival) -> dict[str, Any]:
@@ -33,6 +34,13 @@ def matches(expected: Any, found: Any) -> bool:
     return bool(expected == found)
 
 
+def without_nulls(value: Any) -> Any:
+    """The vectors leave null members out, save in what a model does not look into."""
+    if isinstance(value, dict):
+        return {key: without_nulls(member) for key, member in value.items() if member is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 async def test_vector(case: dict[str, Any]) -> None:
     script, arrivals = case["script"], []
     model = ScriptedModel(script["model"], {"mc": "m1"}, arrivals)
@@ -44,9 +52,13 @@ async def test_vector(case: dict[str, Any]) -> None:
         session = ctx.open_session("toy_res")
         await session.seed({"responses_create_params": {"input": "question"}})
         arrivals.clear()
-        loop = ResponsesLoop(ctx, "policy_model", session, script["max_steps"])
+        loop = ResponsesLoop(
+            ctx, "policy_model", session, script["max_steps"], clock=lambda: FROZEN, timer=lambda: FROZEN
+        )
         response = await loop.run({"input": "question"})
     assert [as_call(arrival) for arrival in arrivals] == case["http_calls"]
     assert {"model": loop.model_cookies.as_dict(), "resources": session.cookies} == case["final_cookies"]
     found = {key: response.get(key) for key in ("id", "output", "usage", "status", "metadata")}
     assert matches(case["response"], found), found
+    trajectory = producer_trajectory(loop.log, "policy_model", "0", "0-0")
+    assert without_nulls(trajectory) == without_nulls(case["trajectory"])
