@@ -109,7 +109,7 @@ def read_frames(path: Path, *, calls: FileCalls | None = None) -> Iterator[Frame
         if frame is None:
             damaged_at = offset if damaged_at is None else damaged_at
         elif damaged_at is not None:
-            raise StorageError(f"{path}: the frame at byte {damaged_at} is damaged, though later ones are whole")
+            raise _damage(path, damaged_at)
         else:
             yield frame
 
@@ -129,6 +129,11 @@ def _slices(path: Path, calls: FileCalls) -> Iterator[tuple[int, bytes]]:
         raise StorageError(f"{path}: the log cannot be read: {error}") from error
     finally:
         calls.close(descriptor)
+
+
+def _damage(path: Path, offset: int) -> StorageError:
+    problem = f"the frame at byte {offset} is damaged, though later ones are whole"
+    return StorageError(f"{path}: {problem}; resume with --salvage to go on without it")
 
 
 class FrameLog:
@@ -175,8 +180,7 @@ class FrameLog:
             if any(whole):
                 last = len(whole) - 1 - whole[::-1].index(True)
                 if not all(whole[:last]):
-                    at = start + FRAME_BYTES * whole.index(False)
-                    raise StorageError(f"{self.path}: the frame at byte {at} is damaged, though later ones are whole")
+                    raise _damage(self.path, start + FRAME_BYTES * whole.index(False))
                 return start + FRAME_BYTES * (last + 1)
             end = start
         return 0

@@ -51,8 +51,9 @@ class RowIndex:
         facts = header[_HEADER.size :]
         if magic != _MAGIC or version != _VERSION or google_crc32c.value(facts) != crc:
             raise ValueError("the header is damaged or of another version")
+        digest: bytes
         self._rows, self.size, digest = _FACTS.unpack(facts)
-        self.sha256 = digest.hex()
+        self.sha256: str = digest.hex()
         expected = _HEADER_BYTES + _ENTRY.size * self._rows
         if file.seek(0, 2) != expected:
             raise ValueError(f"the file has not the {expected} bytes of {self._rows} rows")

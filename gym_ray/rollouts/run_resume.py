@@ -1,0 +1,160 @@
+"""Takes up a run where earlier processes left it (D49-D56): its rows are the truth, what is done stays done."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gym_ray.errors import InputError, StorageError
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.record_file import RecordFile
+from gym_ray.rollouts.record_reading import line_number
+from gym_ray.rollouts.recovery import DamagedLine, Recovered, recover
+from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest, read_manifest
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_start import RunLock, create_outputs, remove_left_overs
+from gym_ray.rollouts.run_state import RunState
+from gym_ray.rollouts.salvage import damaged_frames, set_damaged_lines_aside, take_damaged_frames_out
+from gym_ray.storage.calls import FileCalls
+
+__all__ = ["RunResume", "can_resume", "resume_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResume:
+    """A run that was taken up again: its files are whole, and its index names every record.
+
+    Attributes:
+        run_id: 32 hexadecimal digits; the id that the run began with, a new one where it had no manifest.
+        rows: Materialised rows.
+        state: What is known of each row.
+        warnings: What is legal but surprising, one sentence each.
+    """
+
+    run_id: str
+    rows: int
+    state: RunState
+    warnings: tuple[str, ...]
+
+
+def can_resume(paths: RunPaths) -> bool:
+    """Whether there is a run to take up: its materialised rows and its main output exist (D49)."""
+    return paths.materialised.is_file() and paths.output.is_file()
+
+
+def resume_run(
+    lock: RunLock,
+    *,
+    salvage: bool = False,
+    claim: Callable[[MaterialisedRows, RunState], None] | None = None,
+    calls: FileCalls | None = None,
+) -> RunResume:
+    """Repair what a crash left torn and find out what is done, failed and pending; no record is lost or rewritten.
+
+    A run of the peer, which has no run directory, is taken up by reading its outputs (D49). Reads at most 128 bytes for
+    each finished rollout and 1 MiB, plus the records that were durable and not yet logged when a process died.
+
+    Args:
+        lock: The held lock.
+        salvage: Move lines of the outputs that are no records of this run, and damaged frames, to
+            ``<stem>.run/damaged`` and go on; without it they end the start (D51).
+        claim: Called with rows and state before this returns; what it raises ends the start.
+        calls: The seam to the operating system.
+
+    Raises:
+        InputError: There is nothing to resume, the rows are not those of the run, or a line is no record: the message
+            names file and line.
+        StorageError: A file cannot be read or written, or the ledger is damaged or another run's.
+    """
+    paths, calls = lock.paths, calls or FileCalls()
+    if not can_resume(paths):
+        missing = paths.output if paths.materialised.is_file() else paths.materialised
+        raise InputError(missing, 0, "", "there is no run to resume here: the file is missing; start the run afresh")
+    manifest = read_manifest(paths)
+    try:
+        remove_left_overs(paths)
+        create_outputs(paths, calls)
+    except OSError as error:
+        raise StorageError(f"{paths.output}: the run cannot be resumed: {error}") from error
+    warnings = _repair(paths, calls)
+    with MaterialisedRows.of(paths) as rows:
+        manifest = _checked(paths, manifest, rows, calls)
+        manifest = _with_whole_ledger(paths, manifest, salvage, calls)
+        found = _recover(paths, rows, salvage, calls)
+        _allow_for_lost_starts(found.state, manifest.ledger_frames_lost)
+        if claim is not None:
+            claim(rows, found.state)
+        return RunResume(manifest.run_id, len(rows), found.state, (*warnings, *found.warnings))
+
+
+def _repair(paths: RunPaths, calls: FileCalls) -> list[str]:
+    """Make every file of lines end with a whole line (D50)."""
+    told = []
+    for path in (paths.output, paths.failures, paths.sources):
+        file, before = RecordFile(path, calls), calls.stat(str(path)).st_size
+        try:
+            after = file.repair()
+        finally:
+            file.close()
+        if after < before:
+            told.append(f"{path}: a half line of {before - after} bytes at its end was cut off")
+        elif after > before:
+            told.append(f"{path}: its last record lacked a line feed and has one now")
+    return told
+
+
+def _checked(paths: RunPaths, manifest: RunManifest | None, rows: MaterialisedRows, calls: FileCalls) -> RunManifest:
+    if manifest is None:
+        begun_at = datetime.now(UTC).isoformat()
+        manifest = RunManifest(uuid.uuid4().hex, begun_at, "", len(rows), None, rows.sha256)
+        publish_manifest(paths, manifest, calls=calls)
+    elif manifest.rows != len(rows):
+        problem = f"the run has {manifest.rows} rows, but {paths.materialised} has {len(rows)}"
+        raise InputError(paths.manifest, 0, "rows", f"{problem}; restore the files of one run, or start afresh")
+    return manifest
+
+
+def _with_whole_ledger(paths: RunPaths, manifest: RunManifest, salvage: bool, calls: FileCalls) -> RunManifest:
+    """Cut a torn tail off the ledger; with ``salvage``, take damaged frames out of its middle and count them."""
+    lost = damaged_frames(paths.ledger) if salvage else 0
+    if lost:
+        manifest = dataclasses.replace(manifest, ledger_frames_lost=manifest.ledger_frames_lost + lost)
+        publish_manifest(paths, manifest, calls=calls)  # first: a frame may be counted twice, but never forgotten
+        take_damaged_frames_out(paths.ledger, paths, calls=calls)
+    LedgerLog(paths.ledger, calls=calls).close()
+    return manifest
+
+
+def _recover(paths: RunPaths, rows: MaterialisedRows, salvage: bool, calls: FileCalls) -> Recovered:
+    found = recover(paths, rows, calls=calls)
+    if not found.damaged:
+        return found
+    if not salvage:
+        raise _refusal(paths, found.damaged)
+    told = set_damaged_lines_aside(paths, found.damaged, calls=calls)
+    found = recover(paths, rows, calls=calls)
+    if found.damaged:
+        raise _refusal(paths, found.damaged)
+    found.warnings[:0] = told
+    return found
+
+
+def _refusal(paths: RunPaths, damaged: list[DamagedLine]) -> InputError:
+    first = damaged[0]
+    path: Path = paths.output_of(first.file)
+    more = f" ({len(damaged) - 1} more such lines)" if len(damaged) > 1 else ""
+    problem = f"the line {first.problem}{more}; restore the file, or resume with --salvage to set such lines aside"
+    return InputError(path, line_number(path, first.offset), "", problem)
+
+
+def _allow_for_lost_starts(state: RunState, lost: int) -> None:
+    """Let every unfinished row skip as many attempts as starts were lost: each may have been its own."""
+    if lost:
+        for ordinal, done in enumerate(state.done):
+            if not done:
+                state.note_started(ordinal, state.attempts[ordinal] + lost - 1)
