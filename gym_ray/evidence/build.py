@@ -8,22 +8,43 @@ prove to be.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gym_ray.evidence.exact_join import exact_join
+from gym_ray.evidence.foreign_capture import captured_elsewhere, without_its_payloads
+from gym_ray.evidence.matching import CallIdentity
+from gym_ray.evidence.observations import validated_bundle, validated_trajectory
+from gym_ray.evidence.observations.gaps import (
+    AGENT_OBSERVATIONS_INVALID,
+    MULTIMODAL_HISTORY_REDACTED,
+    PRODUCER_TRAJECTORY_INVALID,
+    gap,
+)
+from gym_ray.evidence.perf import PERF_FIELD, rollout_perf
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD, Brought, Captured, project, task_id_of
+from gym_ray.evidence.trajectory.model_calls import projected_call
 from gym_ray.model_call_capture.attachment import (
+    AGENT_OBSERVATION_JOIN_FAILED,
     ATTACHMENT_FIELD,
     CALLS_MISSING,
+    OBSERVATIONS_FIELD,
     OPEN_CALLS,
+    TRAJECTORY_PROJECTION_FAILED,
     WRITER_UNREACHABLE,
     Gap,
-    build_attachment,
+    ReadCapture,
+    read_capture,
 )
+from gym_ray.model_call_capture.call_views import CallView
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
-__all__ = ["JoinOptions", "build_evidence"]
+__all__ = ["JoinOptions", "build_evidence", "has_no_reply"]
+
+_OF_FAILURES = ("_ng_failure_type", "_ng_failure_message", "_ng_failure_http_status")
+_OF_REPLIES = ("response", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,11 @@ class JoinOptions:
     ignored_checks: frozenset[str] = frozenset()
 
 
+def has_no_reply(record: Mapping[str, Any]) -> bool:
+    """Whether a record tells of an attempt without a reply: it has all that such a record says, and no result (D35)."""
+    return all(name in record for name in _OF_FAILURES) and not any(name in record for name in _OF_REPLIES)
+
+
 def build_evidence(
     record: dict[str, Any],
     row: Mapping[str, Any],
@@ -50,7 +76,7 @@ def build_evidence(
     latency_ms: float | None,
     options: JoinOptions,
 ) -> dict[str, Any]:
-    """Return a record with its evidence; the given one is not changed.
+    """Return a record with its evidence; the given one is not changed. Never raises for what a reply or a line holds.
 
     Args:
         record: The record with its identity; its ``ng_agent_observations`` and ``ng_trajectory`` are what the agent
@@ -63,26 +89,147 @@ def build_evidence(
         options: How to build it.
 
     Returns:
-        The record; ``ng_model_call_capture`` is ours exactly when ``snapshot`` is given.
+        The record; ``ng_model_call_capture`` is ours exactly when ``snapshot`` is given. One that tells of an attempt
+        without a reply has the calls without payloads, and no trajectory (D36).
     """
-    if snapshot is None or written is None:
-        return dict(record)
-    return {**record, ATTACHMENT_FIELD: _attachment(rollout_id, snapshot, written)}
+    capture = None
+    if snapshot is not None and written is not None:
+        capture = _capture_of(snapshot, written)
+    if has_no_reply(record):
+        return dict(record) if capture is None else {**record, ATTACHMENT_FIELD: capture.attachment(rollout_id)}
+    return _Building(record, rollout_id, capture).finished(task_id_of(row), latency_ms, options)
 
 
-def _attachment(rollout_id: str, snapshot: CaptureSnapshot, written: WrittenCalls) -> dict[str, Any]:
+def _capture_of(snapshot: CaptureSnapshot, written: WrittenCalls) -> ReadCapture:
+    """Read a capture and hold what was read against what its writers say (D62, D67)."""
     if written.lost_call_ids or written.marked_incomplete:  # the marker may not have reached the disk
         snapshot = dataclasses.replace(snapshot, incomplete=True)
-    attachment = build_attachment(rollout_id, snapshot)
-    gaps = []
+    capture = read_capture(snapshot)
     if written.open_call_ids:
-        gaps.append(Gap(OPEN_CALLS, f"count={len(written.open_call_ids)}"))
+        capture.gaps.append(Gap(OPEN_CALLS, f"count={len(written.open_call_ids)}"))
     if written.unreachable_writers:
-        gaps.append(Gap(WRITER_UNREACHABLE, f"writers={','.join(written.unreachable_writers)}"))
+        capture.gaps.append(Gap(WRITER_UNREACHABLE, f"writers={','.join(written.unreachable_writers)}"))
     listed = {call.call_id for call in written.recorded} | set(written.lost_call_ids)
-    missing = listed - {call["model_call_id"] for call in attachment["calls"]}
+    missing = listed - {call.fields["model_call_id"] for call in capture.calls}
     if missing:
-        gaps.append(Gap(CALLS_MISSING, f"count={len(missing)}"))
-    if gaps:
-        attachment["gaps"] = [*attachment.get("gaps", ()), *(gap.as_json() for gap in gaps)]
-    return attachment
+        capture.gaps.append(Gap(CALLS_MISSING, f"count={len(missing)}"))
+    return capture
+
+
+class _Building:
+    """One reply's record under way."""
+
+    def __init__(self, record: Mapping[str, Any], rollout_id: str, capture: ReadCapture | None) -> None:
+        self._record = dict(record)
+        self._rollout_id = rollout_id
+        self._capture = capture
+        self._redacted = _is_redacted(record)
+        self._gaps: list[dict[str, Any]] = []
+        self._owners: Sequence[str | None] = ()
+
+    def finished(self, task_id: str, latency_ms: float | None, options: JoinOptions) -> dict[str, Any]:
+        """Return the record with everything that can be built; what cannot leaves a gap (D102)."""
+        record, capture = self._record, self._capture
+        bundle = self._joined_bundle()
+        if capture is not None:
+            record[ATTACHMENT_FIELD] = capture.attachment(self._rollout_id)
+        fields = (ATTACHMENT_FIELD, OBSERVATIONS_FIELD, TRAJECTORY_FIELD)
+        if all(record.get(name) is None for name in fields):
+            return record
+        produced = record.pop(TRAJECTORY_FIELD, None)
+        try:
+            brought = self._brought(produced, bundle)
+            trajectory = project(
+                task_id, self._rollout_id, brought, self._captured(), derive_turns=options.derive_turns
+            )
+        except Exception as error:  # noqa: BLE001 - boundary: nothing in a reply may cost the record that tells of it
+            self._projection_failed(task_id, type(error).__name__)
+            return record
+        record[TRAJECTORY_FIELD] = trajectory
+        if capture is None:
+            record |= without_its_payloads(record)
+        elif (perf := rollout_perf(trajectory, latency_ms)) is not None:
+            record[PERF_FIELD] = perf
+        return record
+
+    def _joined_bundle(self) -> dict[str, Any] | None:
+        """Validate the reply's observations and join them to the capture (A121, D83, D86)."""
+        observations = self._record.get(OBSERVATIONS_FIELD)
+        if observations is None:
+            return None
+        try:
+            bundle = validated_bundle(observations)
+            if self._capture is None:
+                return bundle
+            joined = exact_join(bundle, [_identity(call) for call in self._capture.calls])
+        except Exception as error:  # noqa: BLE001 - boundary: the record keeps an agent's words as they came
+            self._gaps.append(gap(AGENT_OBSERVATIONS_INVALID, None, type(error).__name__))
+            if self._capture is not None:
+                self._capture.gaps.append(Gap(AGENT_OBSERVATION_JOIN_FAILED))
+            return None
+        self._record[OBSERVATIONS_FIELD] = joined.bundle
+        self._owners = joined.owners
+        return joined.bundle
+
+    def _brought(self, produced: Any, bundle: dict[str, Any] | None) -> Brought:
+        trajectory = None
+        if isinstance(produced, dict):
+            try:
+                trajectory = validated_trajectory(produced)
+            except ValueError as error:
+                self._gaps.insert(0, gap(PRODUCER_TRAJECTORY_INVALID, None, type(error).__name__))
+        resolved = self._record.get("resolved")
+        return Brought(
+            trajectory=trajectory,
+            has_trajectory=isinstance(produced, dict),
+            bundle=bundle,
+            gaps=self._gaps,
+            resolved=resolved if isinstance(resolved, bool) else None,
+            redacted=self._redacted,
+        )
+
+    def _captured(self) -> Captured:
+        if self._capture is None:
+            return captured_elsewhere(self._record.get(ATTACHMENT_FIELD))
+        calls = [projected_call(call, redacted=self._redacted) for call in self._capture.calls]
+        gaps = [gap(each.code, each.invocation_id, each.detail) for each in self._capture.gaps]
+        return Captured(calls, gaps, self._owners)
+
+    def _projection_failed(self, task_id: str, error: str) -> None:
+        """Say so where readers look: beside the capture, else beside the observations, else in a bare trajectory."""
+        record, observations = self._record, self._record.get(OBSERVATIONS_FIELD)
+        if self._capture is not None:
+            self._capture.gaps.append(Gap(TRAJECTORY_PROJECTION_FAILED, error))
+            record[ATTACHMENT_FIELD] = self._capture.attachment(self._rollout_id, include_payloads=not self._redacted)
+            return
+        failed = gap(TRAJECTORY_PROJECTION_FAILED, None, error)
+        attachment = record.get(ATTACHMENT_FIELD)
+        for name, holder in ((ATTACHMENT_FIELD, attachment), (OBSERVATIONS_FIELD, observations)):
+            if isinstance(holder, dict):
+                gaps = holder.get("gaps")
+                record[name] = holder | {"gaps": [*(gaps if isinstance(gaps, list) else ()), failed]}
+                return
+        record[TRAJECTORY_FIELD] = project(task_id, self._rollout_id, Brought(gaps=[failed]), Captured())
+
+
+def _identity(call: CallView) -> CallIdentity:
+    fields = call.fields
+    server = fields["model_ref"]
+    return CallIdentity(
+        fields["model_call_id"],
+        fields["response_id"],
+        None if server is None else (server["type"], server["name"]),
+        fields["client_session_id"],
+        fields["call_index"],
+    )
+
+
+def _is_redacted(record: Mapping[str, Any]) -> bool:
+    """Whether the reply lists that it redacted its history; it need not be valid otherwise (D68)."""
+    for name in (TRAJECTORY_FIELD, OBSERVATIONS_FIELD):
+        holder = record.get(name)
+        gaps = holder.get("gaps") if isinstance(holder, dict) else None
+        for each in gaps if isinstance(gaps, list) else ():
+            if isinstance(each, dict) and each.get("code") == MULTIMODAL_HISTORY_REDACTED:
+                return True
+    return False

@@ -14,13 +14,12 @@ from gym_ray import exact_json
 from gym_ray.evidence.build import JoinOptions, build_evidence
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary, summarise
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
 __all__ = ["Destination", "JoinOptions", "Joined", "join"]
-
-TRAJECTORY_FIELD = "ng_trajectory"
 Destination = Literal["main", "failures", "nowhere"]
 
 _DEFAULTS = JoinOptions()

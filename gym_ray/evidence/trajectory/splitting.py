@@ -1,0 +1,99 @@
+"""Splits a call into what was asked, what was answered and what was thought (D94)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["SplitCall", "split_call"]
+
+_CHAT_REASONING = ("reasoning_content", "reasoning")
+_THINKING = ("thinking", "redacted_thinking")
+
+
+class SplitCall(NamedTuple):
+    """One call as a turn shows it.
+
+    Attributes:
+        question: What was asked.
+        answer: What was answered, without what was thought; None where it could not be told.
+        reasoning: What was thought, None when nothing.
+        tool_calls: How many tool calls the answer asks for.
+    """
+
+    question: Any
+    answer: Any
+    reasoning: Any
+    tool_calls: int
+
+
+def split_call(request: Any, response: Any) -> SplitCall:
+    """Split a call by the shape of its answer, whatever route it came from; never raises.
+
+    Args:
+        request: Its parsed request, or the raw text of one that could not be parsed.
+        response: Its parsed response, or the raw text.
+
+    Returns:
+        Its parts, which share everything with the payloads; only a list is new where some of its items are not its own.
+    """
+    return SplitCall(_question(request), *_answer(response))
+
+
+def _question(request: Any) -> Any:
+    if not isinstance(request, dict):
+        return request
+    asked = request.get("input")
+    if asked is None:
+        return request.get("messages")
+    if isinstance(asked, list):
+        return [_typed(item) if isinstance(item, dict) and "type" not in item else item for item in asked]
+    return asked
+
+
+def _typed(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", **item} if "role" in item else item
+
+
+def _answer(response: Any) -> tuple[Any, Any, int]:
+    if isinstance(response, dict):
+        for member, split in (("output", _of_responses), ("choices", _of_chat), ("content", _of_messages)):
+            if isinstance(value := response.get(member), list):
+                return split(value)
+    return None, None, 0
+
+
+def _of_responses(output: list[Any]) -> tuple[Any, Any, int]:
+    reasoning, answer = _parted(output, ("reasoning",))
+    return answer, reasoning or None, _count(answer, "function_call")
+
+
+def _of_messages(content: list[Any]) -> tuple[Any, Any, int]:
+    reasoning, answer = _parted(content, _THINKING)
+    return answer, reasoning or None, _count(answer, "tool_use")
+
+
+def _of_chat(choices: list[Any]) -> tuple[Any, Any, int]:
+    message = choices[0].get("message") if choices and isinstance(choices[0], dict) else None
+    if not isinstance(message, dict):
+        return None, None, 0
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or None
+    calls = message.get("tool_calls")
+    answer = {key: value for key, value in message.items() if key not in _CHAT_REASONING}
+    return answer, reasoning, len(calls) if isinstance(calls, list) else 0
+
+
+def _parted(items: list[Any], kinds: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """Return the items of these kinds, and the others."""
+    chosen: list[Any] = []
+    others: list[Any] = []
+    for item in items:
+        (chosen if _kind(item) in kinds else others).append(item)
+    return chosen, others
+
+
+def _count(items: list[Any], kind: str) -> int:
+    return sum(_kind(item) == kind for item in items)
+
+
+def _kind(item: Any) -> Any:
+    return item.get("type") if isinstance(item, dict) else None
