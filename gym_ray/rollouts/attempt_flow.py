@@ -12,10 +12,12 @@ import logging
 import time
 from dataclasses import dataclass
 
-from gym_ray.errors import ClusterError, GymRayError
+from gym_ray import exact_json
+from gym_ray.errors import ClusterError, GymRayError, InputError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.byte_budget import ByteBudget
+from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.dispatch_budget import DispatchBudget
 from gym_ray.rollouts.ledger import (
     Cancelled,
@@ -36,7 +38,9 @@ from gym_ray.rollouts.ledger import (
 )
 from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
+from gym_ray.rollouts.retry_rules import INVALID_ROW
 from gym_ray.rollouts.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import Written
 
@@ -46,36 +50,6 @@ _log = logging.getLogger(__name__)
 _JOIN_TRIES = 6
 _MAX_ROW_BYTES = 256 * 1024**2
 """Rows in hand together; each is in memory once or twice more on its way to a worker and to a joiner."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionSettings:
-    """How a run is driven.
-
-    Attributes:
-        num_samples_in_parallel: Runs at once, None for what the workers can take (D40).
-        max_resident_rollout_tasks: Attempts in hand at once, those that are being joined included; None for twice the
-            runs at once.
-        run_timeout_s: Time one run may take, None for no limit (D32).
-        dispatch_budget_s: Time in which runs may start, None for no limit; the rest stays unfinished work (D43).
-        drain_margin_s: Part of that time that must be left for a start; None to learn it from the runs that ended.
-        join_backoff_s: Wait before the second try of a failed join; doubles with each further one.
-    """
-
-    num_samples_in_parallel: int | None = None
-    max_resident_rollout_tasks: int | None = None
-    run_timeout_s: float | None = None
-    dispatch_budget_s: float | None = None
-    drain_margin_s: float | None = None
-    join_backoff_s: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("num_samples_in_parallel", "max_resident_rollout_tasks", "run_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}: {value!r}; give a number above 0, or leave it out")
-        if self.dispatch_budget_s is not None and self.num_samples_in_parallel is None:
-            raise ValueError("dispatch_budget_s: needs num_samples_in_parallel; set both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +72,7 @@ class AttemptFlow:
 
     Args:
         slots: One for each run at once.
+        pace: Passed before each step of an attempt, so that many that end together leave the loop room.
     """
 
     def __init__(
@@ -109,12 +84,14 @@ class AttemptFlow:
         ledger: Ledger,
         settings: CollectionSettings,
         slots: asyncio.Semaphore,
+        pace: Pace,
     ) -> None:
         self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
         self._ledger, self._settings, self._slots = ledger, settings, slots
         self._runs: set[asyncio.Task[ReplyHandle | Lost]] = set()
         self._stopping = False
         self._clock = time.monotonic
+        self._pace = pace
         self._row_bytes = ByteBudget(_MAX_ROW_BYTES)
         self._budget = DispatchBudget(settings.dispatch_budget_s, settings.drain_margin_s, self._clock)
 
@@ -125,13 +102,12 @@ class AttemptFlow:
             task.cancel()
 
     async def follow(self, start: StartAttempt) -> Finished | None:
-        """Take an attempt to its end.
+        """Take an attempt to its end. A row that is damaged ends as a recorded failure like any other.
 
         Returns:
             What was stored, None when the attempt was cancelled or never started.
 
         Raises:
-            InputError: The row is damaged.
             GymRayError: The ledger or the record cannot be stored, or no workers are left: the run cannot go on.
         """
         async with self._row_bytes.holding(self._rows.size(start.ordinal)):
@@ -144,15 +120,28 @@ class AttemptFlow:
             if self._ledger.stopped:
                 self._ledger.handle(Withdrawn(start.ordinal, start.attempt))
                 return None
-            job = await self._job(start)
-            await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
-            never_ran = await self._clear(job)
+            job, never_ran = await self._ready(start)
             ended = never_ran or await self._run(job)
         if ended is None:
             await self._log.append(FrameKind.CANCELLED, job.ordinal, job.attempt, job.rollout_id)
             self._ledger.handle(Cancelled(job.ordinal, job.attempt))
             return None
+        await self._pace.turn()
         return await self._join(job, ended, attach_capture=never_ran is None)
+
+    async def _ready(self, start: StartAttempt) -> tuple[AttemptJob, RunResult | None]:
+        """Read the row, make the attempt durable as started, clear its capture; with a result when it cannot run."""
+        try:
+            job = await self._job(start)
+        except InputError as error:
+            _log.error("row %d is not run: %s", start.ordinal, error)
+            job, never_ran = _invalid(start, error)
+            await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
+            return job, never_ran
+        await self._pace.turn()
+        await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
+        await self._pace.turn()
+        return job, await self._clear(job)
 
     def abandon(self, start: StartAttempt) -> None:
         """Note that :meth:`follow` raised: the attempt stays unfinished work."""
@@ -216,6 +205,7 @@ class AttemptFlow:
             result = ended
         request = JoinRequest(self._outputs.mark(), terminal=terminal, attach_capture=attach_capture)
         outcome = await self._try_to_join(job, result, request)
+        await self._pace.turn()
         destination = "nowhere" if outcome.written is None else outcome.written.file
         (finish,) = self._ledger.handle(Joined(job.ordinal, job.attempt, destination))
         retried = isinstance(finish, Finish) and finish.retried
@@ -244,6 +234,24 @@ class AttemptFlow:
 class _LostRun:
     lost: Lost
     latency_ms: float
+
+
+def _invalid(start: StartAttempt, error: InputError) -> tuple[AttemptJob, RunResult]:
+    """Return the job and the result of a row that nobody can read: its record names the row by its place alone."""
+    rollout_id = f"invalid-row-{start.ordinal}"
+    row: dict[str, object] = {"_ng_rollout_id": rollout_id}
+    if start.attempt:
+        row["_ng_attempt_index"] = start.attempt
+        rollout_id = f"{rollout_id}-a{start.attempt}"
+    record = {
+        "_ng_failure_class": INVALID_ROW,
+        "_ng_failure_type": type(error).__name__,
+        "_ng_failure_message": str(error),
+        "_ng_failure_terminal": True,
+        "_ng_row_ordinal": start.ordinal,
+    }
+    job = AttemptJob(start.ordinal, start.attempt, rollout_id, "", exact_json.dumps(row))
+    return job, RunResult(exact_json.dumps(record), None, 0.0)
 
 
 def _loss_result(lost: Lost, latency_ms: float) -> RunResult:

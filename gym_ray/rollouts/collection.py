@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from gym_ray.errors import MaskLimitExceededError
-from gym_ray.rollouts.attempt_flow import AttemptFlow, CollectionSettings, Finished
+from gym_ray.errors import MaskLimitExceededError, StorageError
+from gym_ray.rollouts.attempt_flow import AttemptFlow, Finished
+from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import RolloutPort
+from gym_ray.rollouts.run_index import IndexLog
 from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.run_state import RunState
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 __all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]
@@ -36,7 +41,8 @@ class Progress:
         pending: Not started, or waiting for another try.
         running: With a worker, or on the way to one.
         joining: Ended, not yet stored.
-        done, failed, unstored: Rows whose last record is in the main output, in the sidecar, or nowhere by request.
+        done, failed, unstored: Rows whose last record is in the main output, in the sidecar, or nowhere by request;
+            rows that an earlier run finished or gave up are among them.
         cancelled: Stopped before they gave a reply; unfinished work.
         unrecorded: Ended, but their record could not be stored; unfinished work.
         retries: Attempts beyond the first of a row.
@@ -69,6 +75,10 @@ class Collection:
         port: Workers and joiners.
         settings: Limits.
         mask_limit: Ends the run when the tokens of too many rollouts cannot be trained on (B125); None never does.
+        index: Where finished attempts are noted once their records are durable, so that a resumed run need not read
+            the records; None notes them nowhere, and a resumed run reads the outputs.
+        state: What earlier runs left of each row, None for a fresh run; the collection takes it over.
+        order: Ordinals in the order in which rows start, None for their own.
 
     Attributes:
         metrics: Aggregates over every finished attempt so far.
@@ -82,17 +92,26 @@ class Collection:
         port: RolloutPort,
         settings: CollectionSettings | None = None,
         mask_limit: MaskLimit | None = None,
+        *,
+        index: IndexLog | None = None,
+        state: RunState | None = None,
+        order: array[int] | None = None,
     ) -> None:
-        self._mask_limit = mask_limit
+        self._mask_limit, self._index = mask_limit, index
         self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
         self._settings = settings or CollectionSettings()
-        self._ledger = Ledger(len(rows))
+        self._ledger = Ledger(
+            len(rows),
+            state,
+            max_attempts=self._settings.max_attempts,
+            order=order,
+            retry_terminal_timeouts=self._settings.retry_terminal_timeouts,
+        )
         self.metrics = RunMetrics()
         runs_at_once = self._settings.num_samples_in_parallel or port.capacity
         self._residents = min(self._settings.max_resident_rollout_tasks or 2 * runs_at_once, max(1, len(rows)))
-        self._flow = AttemptFlow(
-            rows, outputs, log, port, self._ledger, self._settings, asyncio.Semaphore(runs_at_once)
-        )
+        self._pace, slots = Pace(), asyncio.Semaphore(runs_at_once)
+        self._flow = AttemptFlow(rows, outputs, log, port, self._ledger, self._settings, slots, self._pace)
         self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._residents)
         self._idle = asyncio.Condition()
         self._fatal: Exception | None = None
@@ -179,9 +198,20 @@ class Collection:
                 self._end_with(error, start)
                 continue
             if finished is not None:
+                await self._note_finished(finished, start)
                 self.metrics.add(finished.summary, stored=finished.written is not None, retried=finished.retried)
                 await self._queue.put(finished)
                 self._note_masked(finished, start)
+
+    async def _note_finished(self, finished: Finished, start: StartAttempt) -> None:
+        """Note where the record lies; it is durable whatever becomes of the note."""
+        if self._index is None or finished.written is None:
+            return
+        try:
+            await self._index.append(start.ordinal, start.attempt, finished.written)
+            await self._pace.turn()
+        except StorageError as error:
+            self._end_with(error, start)
 
     def _note_masked(self, finished: Finished, start: StartAttempt) -> None:
         """Count a rollout whose tokens were looked at; its record is durable by now (W38)."""
@@ -194,6 +224,7 @@ class Collection:
             self._end_with(error, start)
 
     async def _next(self) -> StartAttempt | None:
+        await self._pace.turn()
         async with self._idle:
             while True:
                 for instruction in self._ledger.handle(SlotFree()):

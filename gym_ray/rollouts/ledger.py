@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from itertools import chain
 
 from gym_ray.rollouts.attempt_events import (
     ENDED,
@@ -82,7 +83,7 @@ class Ledger:
         state: What earlier runs left of each row, None for a fresh run. The ledger takes it over: attempts and
             failures in it move on with the run.
         max_attempts: Recorded failures after which a row is given up.
-        order: Ordinals in the order in which rows start, None for their own; rows that it leaves out never start.
+        order: Ordinals in the order in which rows start, None for their own; rows that it leaves out come last.
         retry_terminal_timeouts: Which failures of earlier runs are final, see :func:`~.retry_rules.is_gated`.
 
     Raises:
@@ -109,7 +110,7 @@ class Ledger:
         self._worker_deaths = bytearray(rows)
         self._retryable = bytearray(rows)
         self._counts = array("q", [self._states.count(kind) for kind in State])
-        self._order: array[int] | range = range(rows) if order is None else order
+        self._order = None if order is None else _pending_in(order, self._states)
         self._next = 0
         self._retries: deque[int] = deque()
         self._last_tries: deque[int] = deque()
@@ -210,12 +211,14 @@ class Ledger:
         return [StartAttempt(ordinal, self._attempts[ordinal])]
 
     def _next_fresh(self) -> int | None:
-        while self._next < len(self._order):
-            ordinal = self._order[self._next]
-            self._next += 1
-            if self._states[ordinal] == State.PENDING:
-                return ordinal
-        return None
+        if self._order is None:  # a resumed run may have to skip a million rows, and must not stand still for it
+            ordinal = self._states.find(State.PENDING, self._next)
+            self._next = ordinal + 1 if ordinal >= 0 else len(self._states)
+            return ordinal if ordinal >= 0 else None
+        if self._next == len(self._order):
+            return None
+        self._next += 1
+        return self._order[self._next - 1]
 
     def _next_retry(self) -> int | None:
         """Pick the retry that may start now.
@@ -299,3 +302,13 @@ def _states_after(state: RunState, max_attempts: int, retry_terminal_timeouts: b
         if gated or (numbered_out and state.attempts[ordinal] == _LAST_ATTEMPT):
             states[ordinal] = State.FAILED
     return states
+
+
+def _pending_in(order: array[int], states: bytearray) -> array[int]:
+    """Return each pending row once: those of ``order`` first, then the rest."""
+    seen, found = bytearray(len(states)), array("Q")
+    for ordinal in chain(order, range(len(states))):
+        if states[ordinal] == State.PENDING and not seen[ordinal]:
+            seen[ordinal] = 1
+            found.append(ordinal)
+    return found

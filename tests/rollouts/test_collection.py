@@ -5,7 +5,6 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,66 +13,30 @@ import pytest
 from gym_ray.errors import ClusterError, MaskLimitExceededError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.rollouts.attempt_flow import AttemptFlow
-from gym_ray.rollouts.collection import Collection, CollectionSettings
+from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt
-from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, read_frames, rollout_digest
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.ledger_log import FrameKind, read_frames, rollout_digest
+from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs, read_record
-from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.rollouts.run_log import read_record
 from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.begun_run import BegunRun
 from gym_ray.testing.fake_rollouts import FakePort, answer, failing, hang
 from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 
-class Run:
-    """A run that has begun in a directory of its own."""
-
-    def __init__(self, tmp_path: Path, rows: int, calls: FileCalls | None = None) -> None:
-        source = tmp_path / "in.jsonl"
-        row = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
-        source.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(rows)))
-        self.paths = RunPaths.of(tmp_path / "out.jsonl")
-        self.held = ExitStack()
-        lock = self.held.enter_context(RunLock(self.paths))
-        begin_run(lock, source, RowOptions())
-        self.rows = self.held.enter_context(MaterialisedRows(self.paths.materialised))
-        self.outputs = self.held.enter_context(RunOutputs(self.paths))
-        self.log = self.held.enter_context(LedgerLog(self.paths.ledger, calls=calls))
-
-    def collection(self, port: FakePort, mask_limit: MaskLimit | None = None, **settings: Any) -> Collection:
-        settings.setdefault("join_backoff_s", 0.001)
-        return Collection(self.rows, self.outputs, self.log, port, CollectionSettings(**settings), mask_limit)
-
-    def records(self) -> dict[str, dict[str, Any]]:
-        found = {}
-        for path in (self.paths.output, self.paths.failures):
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                attempt = record.get("_ng_attempt_index")
-                key = f"{record['_ng_task_index']}-{record['_ng_rollout_index']}" + (f"-a{attempt}" if attempt else "")
-                assert key not in found
-                found[key] = record
-        return found
-
-    def started(self) -> list[bytes]:
-        return [frame.digest for frame in read_frames(self.paths.ledger) if frame.kind is FrameKind.STARTED]
-
-
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[Any]:
-    runs: list[Run] = []
+    runs: list[BegunRun] = []
 
-    def make(rows: int, calls: FileCalls | None = None) -> Run:
-        runs.append(Run(tmp_path, rows, calls))
+    def make(rows: int, calls: FileCalls | None = None) -> BegunRun:
+        runs.append(BegunRun(tmp_path, rows, calls))
         return runs[-1]
 
     yield make
     for run in runs:
-        run.held.close()
+        run.close()
 
 
 def by_task(scripts: dict[str, Any]) -> Any:
@@ -367,7 +330,7 @@ async def test_an_attempt_that_is_abandoned_takes_its_run_with_it(make_run: Any)
     run = make_run(1)
     port = FakePort(run.outputs, hang)
     ledger = Ledger(1)
-    flow = AttemptFlow(run.rows, run.outputs, run.log, port, ledger, CollectionSettings(), asyncio.Semaphore(1))
+    flow = AttemptFlow(run.rows, run.outputs, run.log, port, ledger, CollectionSettings(), asyncio.Semaphore(1), Pace())
     (start,) = ledger.handle(SlotFree())
     assert isinstance(start, StartAttempt)
     task = asyncio.create_task(flow.follow(start))

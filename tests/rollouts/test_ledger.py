@@ -236,8 +236,16 @@ def test_timeouts_may_be_tried_again_though_they_are_terminal() -> None:
 
 
 def test_rows_start_in_the_order_that_was_asked_for() -> None:
-    ledger = Ledger(4, failed(4, r2=3), order=array("I", [3, 2, 1, 0]))
-    assert [start(ledger).ordinal for _ in range(3)] == [3, 1, 0]
+    ledger = Ledger(5, failed(5, r2=3), order=array("I", [3, 2, 3, 1]))
+    assert [start(ledger).ordinal for _ in range(4)] == [3, 1, 0, 4]
+    assert ledger.handle(SlotFree()) == []
+
+
+@pytest.mark.parametrize("order", [None, array("Q")])
+def test_rows_that_wait_for_another_try_start_once(order: array[int] | None) -> None:
+    ledger = Ledger(2, order=order)
+    lose(ledger, "node_lost")
+    assert [start(ledger) for _ in range(2)] == [StartAttempt(0, 1), StartAttempt(1, 0)]
     assert ledger.handle(SlotFree()) == []
 
 
