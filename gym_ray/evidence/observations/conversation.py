@@ -102,7 +102,7 @@ KINDS: dict[str, CoreSchema] = {
         namespace=_null_if_absent(_TEXT),
     ),
     "function_call_output": _object(
-        call_id=_needed(_TEXT),
+        call_id=_null_if_absent(_TEXT),
         output=_needed(_text_or(_parts(_ASKED_PARTS))),
         type=_of_kind("function_call_output"),
         id=_null_if_absent(_TEXT),
@@ -150,9 +150,18 @@ KINDS: dict[str, CoreSchema] = {
         _OBJECT,
     ),
 }
-# A message may leave its type out; its role tells then (A151).
-_TYPE_ELSE_ROLE: list[list[str | int]] = [["type"], ["role"]]
-_ITEM = shape.tagged_union_schema({**KINDS, **_ROLES}, _TYPE_ELSE_ROLE)
+
+
+def _kind_of(item: Any) -> object:
+    """What an item is; a message may leave its type out, and so may a reference (A151)."""
+    if not isinstance(item, dict):
+        return None
+    if "type" in item:
+        return item["type"]
+    return "message" if "role" in item else "item_reference" if "id" in item else None
+
+
+_ITEM = shape.tagged_union_schema(KINDS, _kind_of)
 _ITEMS = shape.list_schema(_ITEM, serialization=shape.plain_serializer_function_ser_schema(lambda items: items))
 _CHECK = SchemaValidator(_ITEMS)
 

@@ -65,6 +65,8 @@ def test_an_item_is_given_what_a_reader_expects(item: dict[str, Any], whole: dic
         {"role": "developer", "content": [{"type": "input_text", "text": "\ud800", "extra": 1}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}, {"type": "input_text", "text": "t"}]},
         {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}},
+        {"type": "function_call_output", "name": "a tool that is called by name", "output": "o"},
+        {"id": "a reference without a type"},
     ],
 )
 def test_whatever_an_item_brought_stays(item: dict[str, Any]) -> None:
@@ -89,11 +91,15 @@ def test_whatever_an_item_brought_stays(item: dict[str, Any]) -> None:
         ("text", (1,)),
         ({"type": "message", "content": "c"}, (1, "message")),
         ({"type": "message", "role": "user"}, (1, "message", "user", "content")),
-        ({"role": "user", "content": [{"type": "input_text"}]}, (1, "user", "content")),
+        ({"role": "user", "content": [{"type": "input_text"}]}, (1, "message", "user", "content")),
+        ({"type": None, "role": "user", "content": "c"}, (1,)),
+        ({"type": 5}, (1,)),
+        ({"type": ["message"]}, (1,)),
+        (None, (1,)),
         ({"type": "function_call", "call_id": 5, "name": "n", "arguments": ""}, (1, "function_call", "call_id")),
         ({"type": "function_call", "call_id": "c", "name": "n", "arguments": {}}, (1, "function_call", "arguments")),
         ({"type": "function_call_output", "call_id": "c", "output": 42}, (1, "function_call_output", "output")),
-        ({"type": "function_call_output", "output": "no call"}, (1, "function_call_output", "call_id")),
+        ({"type": "function_call_output", "call_id": "c"}, (1, "function_call_output", "output")),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_place(item: Any, place: tuple[Any, ...]) -> None:
