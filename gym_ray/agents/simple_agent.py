@@ -9,7 +9,7 @@ from gym_ray.agents.failures import AGENT_RUN_ERROR
 from gym_ray.agents.loop_log import producer_trajectory, resolve
 from gym_ray.agents.responses_loop import ResponsesLoop
 from gym_ray.errors import AgentError
-from gym_ray.evidence.observations import task_id_of
+from gym_ray.evidence.trajectory import task_id_of
 
 __all__ = ["SimpleAgent"]
 

@@ -22,7 +22,6 @@ from gym_ray.evidence.observations.bundle import AgentObservationBundle
 from gym_ray.evidence.observations.conversation import validated_conversation
 from gym_ray.evidence.observations.fields import ModelServerRef
 from gym_ray.evidence.observations.gaps import GAP_CODES, gap
-from gym_ray.evidence.observations.identity import task_id_of
 from gym_ray.evidence.observations.records import (
     AgentInvocation,
     ContextCompactionObservation,
@@ -58,7 +57,6 @@ __all__ = [
     "TrajectoryToolCall",
     "TrajectoryTurn",
     "gap",
-    "task_id_of",
     "validated_bundle",
     "validated_conversation",
     "validated_trajectory",

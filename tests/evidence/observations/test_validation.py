@@ -14,7 +14,6 @@ from gym_ray.evidence.observations import (
     AgentObservationBundle,
     ModelCallRef,
     TrajectoryRecord,
-    task_id_of,
     validated_bundle,
     validated_trajectory,
 )
@@ -105,16 +104,3 @@ def test_the_fields_that_hold_models_are_known() -> None:
     assert TrajectoryRecord.nested_fields == ("invocations", "turns", "model_calls", "tool_calls", "gaps")
     assert AgentInvocation.nested_fields == ("model_calls",)
     assert ModelCallRef.nested_fields == ("model_ref",)
-
-
-@pytest.mark.parametrize(
-    ("row", "task_id"),
-    [
-        ({"task_id": "a", "problem_id": "b", "_ng_task_index": 3}, "a"),
-        ({"task_id": None, "problem_id": 0, "instance_id": "c"}, "0"),
-        ({"instance_id": "", "_ng_task_index": 3}, ""),
-        ({"_ng_task_index": 3}, "3"),
-    ],
-)
-def test_a_task_is_named_as_its_data_set_names_it(row: dict[str, Any], task_id: str) -> None:
-    assert task_id_of(row) == task_id
