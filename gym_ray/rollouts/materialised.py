@@ -23,6 +23,7 @@ from gym_ray.rollouts.rows import InputRow, RowOptions, explicit_id, read_rows
 __all__ = ["AttemptRow", "Materialisation", "MaterialisedRows", "materialise_rows"]
 
 _CHUNK = 1 << 20
+_RUN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,31 @@ class Materialisation:
     warnings: tuple[str, ...]
 
 
-def materialise_rows(source: Path, destination: Path, options: RowOptions) -> Materialisation:
+def materialise_rows(source: Path, destination: Path, options: RowOptions, *, run_id: str = "") -> Materialisation:
     """Validate every row of ``source``, expand them, and write them to ``destination``, synced.
 
     The input is read twice: once to validate all of it and to learn which indices and ids callers use, once to write.
     Memory while this runs: the digest of each distinct task; after it: nothing.
 
+    Args:
+        source: The input.
+        destination: Where the rows go; replaced if it exists.
+        options: How the input becomes rows.
+        run_id: Names the run where its ids are to be unique; at least twelve characters then.
+
     Raises:
         InputError: A row cannot be used, or two rollouts would share an id (D23). ``destination`` is then removed.
         OSError: ``destination`` cannot be written.
+        ValueError: Ids are to be unique, and ``run_id`` is too short for that.
     """
+    prefix = run_id[:_RUN_DIGITS] if options.unique_rollout_ids else ""
+    if options.unique_rollout_ids and len(prefix) < _RUN_DIGITS:
+        raise ValueError(f"run_id: {run_id!r} has fewer than {_RUN_DIGITS} characters, so that ids might repeat")
     warnings: set[str] = set()
     taken = _taken_by_callers(source, options, warnings)
     try:
         with destination.open("w+b") as out:
-            indices = _expand(source, out, options, taken)
+            indices = _expand(source, out, options, taken, prefix)
             if options.interleave_repeats:
                 _interleave(out, indices)
             out.flush()
@@ -143,7 +154,7 @@ def _content_digest(content: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(text.encode("ascii"), digest_size=16).digest()
 
 
-def _expand(source: Path, out: BinaryIO, options: RowOptions, taken: _Taken) -> _Indices:
+def _expand(source: Path, out: BinaryIO, options: RowOptions, taken: _Taken, prefix: str) -> _Indices:
     indices = _Indices(taken)
     for row in read_rows(source, options):
         for task, rollout in indices.of(row):
@@ -153,6 +164,8 @@ def _expand(source: Path, out: BinaryIO, options: RowOptions, taken: _Taken) -> 
             if options.num_repeats_add_seed:
                 _add_seed(source, row.line, value)
             _check_derived_id(source, row.line, value, taken)
+            if prefix and explicit_id(value) is None:
+                value["_ng_rollout_id"] = f"{prefix}-{task}-{rollout}"
             out.write(exact_json.dumps(value) + b"\n")
     return indices
 

@@ -8,72 +8,22 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import InputError, RolloutIdError
+from gym_ray.rollouts.prompts import PromptTemplate
+from gym_ray.rollouts.row_options import RowOptions
 
 __all__ = ["InputRow", "RowOptions", "explicit_id", "read_rows"]
 
 _LISTED = 10
 _LONGEST_ID = 200  # the suffixes of repeats, attempts and capture files must fit behind it in 255 bytes
 _ENDS_LIKE_A_RETRY = re.compile(r".*-a0*[1-9][0-9]*")
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """How the input becomes the rows of a run.
-
-    Attributes:
-        agent_name: Agent for every row that ``agent_map`` does not name (D13); overrides the data.
-        agent_map: Agent by the row's own agent name or task source, ``_default`` for the rest.
-        fan_out: Agents by agent name: the row is copied once for each (D14).
-        num_repeats: Rollouts of each row, or a map by agent name with optional ``_default`` (D9).
-        num_repeats_add_seed: Give each repeat its index as ``seed`` in ``metadata.extra_body`` (D12).
-        interleave_repeats: Order ``abcabc`` instead of ``aabbcc`` (D11).
-        limit: Number of lines to take, None or 0 for all (D7); blank lines do not count.
-        responses_create_params: Values that replace top-level keys of every row's body (D12).
-        agents: Names of the agents that run; None leaves routes unchecked.
-        task_sources: Agent by name of the config instance that declared the data (D16).
-    """
-
-    agent_name: str | None = None
-    agent_map: Mapping[str, str] = field(default_factory=dict)
-    fan_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    num_repeats: int | Mapping[str, int] | None = None
-    num_repeats_add_seed: bool = False
-    interleave_repeats: bool = False
-    limit: int | None = None
-    responses_create_params: Mapping[str, Any] = field(default_factory=dict)
-    agents: Collection[str] | None = None
-    task_sources: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        default = self.agent_map.get("_default")
-        if self.agent_name is not None and default not in (None, self.agent_name):
-            raise ValueError(f"agent_name {self.agent_name!r} and agent_map._default {default!r} disagree; give one")
-        for name, copies in self.fan_out.items():
-            if not copies or len(set(copies)) != len(copies):
-                raise ValueError(f"fan_out.{name}: {list(copies)!r}; list at least one agent, each once")
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"limit: {self.limit}; give a number of rows, or 0 for all")
-        counts = self.num_repeats if isinstance(self.num_repeats, Mapping) else {"": self.num_repeats}
-        for name, count in counts.items():
-            if count is not None and (isinstance(count, bool) or count < 1):
-                raise ValueError(f"num_repeats{'.' * bool(name)}{name}: {count!r}; give a whole number of at least 1")
-
-    def repeats(self, agent: str | None, routed: str | None) -> int | None:
-        """Return how often a row runs; None when a map of repeats names neither its agent nor its route (D9)."""
-        if not isinstance(self.num_repeats, Mapping):
-            return self.num_repeats or 1
-        for name in (agent, routed, "_default"):
-            if name is not None and name in self.num_repeats:
-                return self.num_repeats[name]
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +101,13 @@ def read_rows(path: Path, options: RowOptions, *, warnings: set[str] | None = No
         objects = itertools.islice(objects, options.limit)
     for line, content in objects:
         found += 1
-        _check_body(path, line, content)
+        if options.prompt is None:
+            _check_body(path, line, content)
+            body = content["responses_create_params"]
+        else:
+            body = _built_body(path, line, content, options.prompt)
         _check_identity(path, line, content)
-        row = _routed(line, content, options, routes, warnings)
+        row = _routed(line, content, body, options, routes, warnings)
         if row is not None:
             yield from _fanned_out(row, options, routes)
     if not found:
@@ -192,6 +146,20 @@ def _check_body(path: Path, line: int, row: Mapping[str, Any]) -> None:
         raise InputError(path, line, "responses_create_params.input", "missing; give a text or a list of input items")
 
 
+def _built_body(path: Path, line: int, row: Mapping[str, Any], prompt: PromptTemplate) -> dict[str, Any]:
+    """Return the body with the input that the template makes of the row (D12)."""
+    body = row.get("responses_create_params")
+    if not isinstance(body, dict | None):
+        raise InputError(path, line, "responses_create_params", f"must be an object, is {_kind(body)}")
+    if body is not None and body.get("input") is not None:
+        problem = "the row has an input of its own, and prompt_config builds one; drop one of the two"
+        raise InputError(path, line, "responses_create_params.input", problem)
+    try:
+        return {**(body or {}), "input": prompt.items(row)}
+    except KeyError as error:
+        raise InputError(path, line, str(error.args[0]), "missing; prompt_config has a placeholder for it") from error
+
+
 def _check_identity(path: Path, line: int, row: Mapping[str, Any]) -> None:
     task = row.get("_ng_task_index")
     if isinstance(task, dict | list):
@@ -226,7 +194,12 @@ def explicit_id(row: Mapping[str, Any]) -> str | None:
 
 
 def _routed(
-    line: int, content: dict[str, Any], options: RowOptions, routes: _Routes, warnings: set[str] | None
+    line: int,
+    content: dict[str, Any],
+    body: dict[str, Any],
+    options: RowOptions,
+    routes: _Routes,
+    warnings: set[str] | None,
 ) -> InputRow | None:
     ref, source = content.get("agent_ref"), content.get("task_source")
     named = ref.get("name") if isinstance(ref, dict) else None
@@ -239,7 +212,9 @@ def _routed(
     mapped = _mapped(named, source, options)
     if mapped is not None and named not in (None, mapped) and warnings is not None:
         warnings.add(f"agent {named!r} of the data is replaced by {mapped!r}")
-    value = dict(content)
+    value = {**content, "responses_create_params": {**body, **options.responses_create_params}}
+    if options.skills_ref is not None:
+        value["skills_ref"] = dict(options.skills_ref)
     if mapped is not None:
         value["agent_ref"] = {"name": mapped}
     agent = mapped or named
@@ -252,8 +227,6 @@ def _routed(
     if agent is None and source is None:
         routes.refuse(line, "agent_ref", "the row names no agent; give agent_ref.name, task_source or --agent")
         return None
-    if options.responses_create_params:
-        value["responses_create_params"] = {**value["responses_create_params"], **options.responses_create_params}
     return InputRow(line, value, content, agent, named or source, 1)
 
 

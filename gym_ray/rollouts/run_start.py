@@ -114,7 +114,7 @@ def begin_run(
     new_rows = paths.directory / f"materialised-{run_id}.tmp"
     try:
         remove_left_overs(paths)
-        materialisation = materialise_rows(Path(source), new_rows, options)
+        materialisation = materialise_rows(Path(source), new_rows, options, run_id=run_id)
         if claim is not None:
             claim(new_rows)
         set_aside = _set_aside(paths, run_id, calls)

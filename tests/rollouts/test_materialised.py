@@ -128,3 +128,30 @@ def test_rows_outside_the_file_are_refused(tmp_path: Path) -> None:
         for ordinal in (-1, 1):
             with pytest.raises(IndexError):
                 rows.read(ordinal)
+
+
+def unique(tmp_path: Path, rows: list[dict[str, Any]], run_id: str) -> list[str]:
+    source, destination = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    materialise_rows(source, destination, RowOptions(unique_rollout_ids=True, num_repeats=2), run_id=run_id)
+    with MaterialisedRows(destination) as found:
+        return [found.attempt(ordinal, ordinal % 2).rollout_id for ordinal in range(len(found))]
+
+
+def test_ids_of_two_runs_never_meet_when_they_are_to_be_unique(tmp_path: Path) -> None:
+    first, second = (unique(tmp_path, [row(), row(_ng_task_index="t")], digit * 32) for digit in "ab")
+    assert first == ["a" * 12 + end for end in ("-0-0", "-0-1-a1", "-t-0", "-t-1-a1")]
+    assert not set(first) & set(second)
+
+
+def test_a_row_with_an_id_of_its_own_keeps_it(tmp_path: Path) -> None:
+    source, destination = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
+    source.write_text(json.dumps(row(_ng_rollout_id="mine")) + "\n")
+    materialise_rows(source, destination, RowOptions(unique_rollout_ids=True), run_id="c" * 32)
+    with MaterialisedRows(destination) as found:
+        assert found.attempt(0, 0).rollout_id == "mine"
+
+
+def test_unique_ids_need_a_run_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run_id"):
+        unique(tmp_path, [row()], "abc")

@@ -188,3 +188,11 @@ def test_a_place_that_holds_no_whole_record_is_refused(tmp_path: Path, written: 
         outputs.append("main", b'{"a": 1}')
     with pytest.raises(StorageError, match="no whole record"):
         read_record(paths, written)
+
+
+def test_ids_that_are_to_be_unique_begin_with_the_run(tmp_path: Path) -> None:
+    paths = RunPaths.of(tmp_path / "r.jsonl")
+    with RunLock(paths) as lock:
+        started = begin_run(lock, source(tmp_path), RowOptions(unique_rollout_ids=True))
+    (row,) = map(json.loads, paths.materialised.read_text().splitlines())
+    assert row["_ng_rollout_id"] == f"{started.run_id[:12]}-0-0"
