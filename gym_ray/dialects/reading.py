@@ -15,6 +15,10 @@ from gym_ray.dialects import chat, messages, responses
 __all__ = ["finish_reason", "parse_arguments", "reasoning", "tool_calls"]
 
 
+_DEEPEST_LEVELS = 128
+"""Arguments that nest deeper, as those of a model that loops do, could not be stored in a record."""
+
+
 def _dialect_of(response: dict[str, Any]) -> ModuleType | None:
     if isinstance(response.get("output"), list):
         return responses
@@ -49,14 +53,16 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
     """Return tool arguments as an object (A102).
 
     An object stays, the text of an object is parsed, and empty or missing arguments are ``{}``. Any other text is kept
-    under ``_raw``, unrepaired.
+    under ``_raw``, unrepaired; so is an object that nests too deeply for a record.
     """
     if isinstance(arguments, dict):
         return arguments
     if not isinstance(arguments, str) or not arguments:
         return {}
     parsed = exact_json.loads_object(arguments.encode("utf-8", "surrogatepass"))
-    return {"_raw": arguments} if parsed is None else parsed
+    if parsed is None or (len(arguments) > _DEEPEST_LEVELS and exact_json.nests_deeper(parsed, _DEEPEST_LEVELS)):
+        return {"_raw": arguments}
+    return parsed
 
 
 def _text(value: Any) -> str | None:

@@ -44,7 +44,7 @@ from gym_ray.model_call_capture.quiesce import WrittenCalls
 __all__ = ["JoinOptions", "build_evidence", "has_no_reply"]
 
 _OF_FAILURES = ("_ng_failure_type", "_ng_failure_message", "_ng_failure_http_status")
-_OF_REPLIES = ("response", "reward")
+_OF_REPLIES = ("response", "reward", OBSERVATIONS_FIELD, TRAJECTORY_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class JoinOptions:
 
 
 def has_no_reply(record: Mapping[str, Any]) -> bool:
-    """Whether a record tells of an attempt without a reply: it has all that such a record says, and no result (D35)."""
+    """Whether a record tells of an attempt without a reply: it has what such a record says, and nothing else (D35)."""
     return all(name in record for name in _OF_FAILURES) and not any(name in record for name in _OF_REPLIES)
 
 
@@ -133,6 +133,7 @@ class _Building:
         bundle = self._joined_bundle()
         if capture is not None:
             record[ATTACHMENT_FIELD] = capture.attachment(self._rollout_id)
+            record.pop(PERF_FIELD, None)  # figures that nobody here computed are none
         fields = (ATTACHMENT_FIELD, OBSERVATIONS_FIELD, TRAJECTORY_FIELD)
         if all(record.get(name) is None for name in fields):
             return record

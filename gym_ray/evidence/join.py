@@ -7,26 +7,32 @@ Pure: bytes in, bytes out, so that a join can be repeated anywhere with the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gym_ray import exact_json
-from gym_ray.evidence.build import JoinOptions, build_evidence
+from gym_ray.evidence.build import JoinOptions, build_evidence, has_no_reply
+from gym_ray.evidence.compact import COMPACT_FIELD, compacted
+from gym_ray.evidence.facts import facts_line
+from gym_ray.evidence.health import check_rollout
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary, summarise
 from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
-from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.lines import CaptureSnapshot, iterate_lines
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
 __all__ = ["Destination", "JoinOptions", "Joined", "join"]
+
 Destination = Literal["main", "failures", "nowhere"]
 
 _DEFAULTS = JoinOptions()
 _FROM_THE_ROW = ("_ng_task_index", "_ng_rollout_index")
 _FROM_THE_ROW_IF_THERE = ("agent_ref", "task_source", "skills_ref", "_ng_attempt_index", "_ng_rollout_id")
 # They name the capture; a reply that invents one would be linked with another rollout's calls.
-_NEVER_FROM_THE_REPLY = ("_ng_attempt_index", "_ng_rollout_id", "capture_rollout_id")
+_NEVER_FROM_THE_REPLY = ("_ng_attempt_index", "_ng_rollout_id", "capture_rollout_id", COMPACT_FIELD, "_ng_rejoined")
+_DEEPEST_LEVELS = 254
+"""Nesting that JSON of any depth of record can still hold; more is stored only where the whole record allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Joined:
     line: bytes
     destination: Destination
     summary: RolloutSummary
-    facts: bytes = b""
+    facts: bytes
     source: bytes | None = None
     parts: bytes | None = None
 
@@ -82,27 +88,61 @@ def join(
     if row_object is None:
         raise ValueError(f"{rollout_id}: the dispatched row is not a JSON object")
 
-    def built(record: dict[str, Any]) -> dict[str, Any]:
-        record = _with_identity(record, row_object)
-        return build_evidence(record, row_object, rollout_id, snapshot, written, result.latency_ms, options)
-
+    joining = _Joining(row_object, rollout_id, result.latency_ms, written, options)
     reply = _record_of(result, terminal)
-    source = _source_line(rollout_id, reply)
-    record = built(reply)
     try:
-        line = exact_json.dumps(record)
+        return joining.joined(reply, snapshot)
     except ValueError as error:
-        failure = RunFailure("agent_run_error", "ValueError", f"the agent's reply cannot be stored: {error}")
-        record, source = built(_failure_record(failure, terminal)), None
+        if exact_json.nests_deeper(reply, _DEEPEST_LEVELS):
+            message = f"the agent's reply cannot be stored: {error}"
+            reply = _failure_record(RunFailure("agent_run_error", "ValueError", message), terminal)
+        return joining.joined(reply, None if snapshot is None else _without_deep_lines(snapshot))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What stays the same whatever of a reply and of a capture can be stored."""
+
+    row: dict[str, Any]
+    rollout_id: str
+    latency_ms: float
+    written: WrittenCalls | None
+    options: JoinOptions
+
+    def joined(self, reply: Mapping[str, Any], snapshot: CaptureSnapshot | None) -> Joined:
+        """Return the finished record.
+
+        Raises:
+            ValueError: Something in it nests too deeply for JSON.
+        """
+        record = _with_identity(reply, self.row)
+        record = build_evidence(
+            record, self.row, self.rollout_id, snapshot, self.written, self.latency_ms, self.options
+        )
+        attachment = None if snapshot is None else record[ATTACHMENT_FIELD]
+        summary = summarise(record, attachment, self.rollout_id, self.latency_ms)
+        verdict = check_rollout(record, ignored=self.options.ignored_checks, trusted=not has_no_reply(record))
+        facts = facts_line(record, attachment, verdict, summary=summary)
+        parts = b""
+        if self.options.compact:
+            record, parts = compacted(record)
         line = exact_json.dumps(record)
-    attachment = None if snapshot is None else record[ATTACHMENT_FIELD]
-    summary = summarise(record, attachment, rollout_id, result.latency_ms)
-    return Joined(line, _destination(record), summary, b"", source)
+        source = _source_line(self.rollout_id, reply)
+        return Joined(line, _destination(record), summary, facts, source, parts or None)
 
 
 def _source_line(rollout_id: str, reply: Mapping[str, Any]) -> bytes | None:
     brought = {name: reply[name] for name in (OBSERVATIONS_FIELD, TRAJECTORY_FIELD) if name in reply}
     return exact_json.dumps({"rollout_id": rollout_id, **brought}) if brought else None
+
+
+def _without_deep_lines(snapshot: CaptureSnapshot) -> CaptureSnapshot:
+    """Damage the lines that nest too deeply to be stored, so that the record counts them as unreadable (D67)."""
+    lines = [
+        b"" if exact_json.nests_deeper(exact_json.loads_object(line), _DEEPEST_LEVELS) else line
+        for _, line in iterate_lines(snapshot.data or b"")
+    ]
+    return replace(snapshot, data=b"".join((line or b"{") + b"\n" for line in lines))
 
 
 def _record_of(result: RunResult, terminal: bool) -> dict[str, Any]:
@@ -129,9 +169,8 @@ def _failure_record(failure: RunFailure, terminal: bool) -> dict[str, Any]:
     return record
 
 
-def _with_identity(record: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    for key in _NEVER_FROM_THE_REPLY:
-        record.pop(key, None)
+def _with_identity(reply: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    record = {key: value for key, value in reply.items() if key not in _NEVER_FROM_THE_REPLY}
     for key in _FROM_THE_ROW:
         record[key] = row.get(key)
     for key in _FROM_THE_ROW_IF_THERE:

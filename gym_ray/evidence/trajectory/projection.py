@@ -107,12 +107,7 @@ def project(
         turns = derived_turns(task_id, rollout_id, captured.calls, captured.owners, resolved=brought.resolved)
     gaps = [*_gaps_of(producer, task_id, rollout_id), *([] if bundle is None else bundle["gaps"]), *brought.gaps]
     gaps += [*captured.gaps, *contradictions]
-    if not calls:
-        gaps.append(gap(MODEL_CALLS_UNAVAILABLE))
-    if not turns and producer is None:
-        gaps.append(gap(TURNS_UNAVAILABLE))
-    if not any(invocation["conversation"] for invocation in invocations):
-        gaps.append(gap(CONVERSATION_UNAVAILABLE))
+    gaps += _closing_gaps(calls, turns, invocations, has_producer=producer is not None)
     trajectory = {
         "schema_version": "1.0",
         "task_id": task_id,
@@ -148,6 +143,18 @@ def _gaps_of(producer: _Object | None, task_id: str, rollout_id: str) -> list[_O
     wrong = [name for name, value in ran.items() if producer[name] != value]
     mismatch = [gap(PRODUCER_TRAJECTORY_IDENTITY_MISMATCH, None, ",".join(wrong))] if wrong else []
     return [*mismatch, *producer["gaps"]]
+
+
+def _closing_gaps(
+    calls: list[_Object], turns: list[_Object], invocations: list[_Object], *, has_producer: bool
+) -> list[_Object]:
+    """Name what the trajectory as a whole does not show (D97)."""
+    codes = {
+        MODEL_CALLS_UNAVAILABLE: not calls,
+        TURNS_UNAVAILABLE: not turns and not has_producer,
+        CONVERSATION_UNAVAILABLE: not any(invocation["conversation"] for invocation in invocations),
+    }
+    return [gap(code) for code, is_missing in codes.items() if is_missing]
 
 
 def _distinct(gaps: Iterable[_Object]) -> list[_Object]:
