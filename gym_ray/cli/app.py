@@ -14,6 +14,7 @@ from gym_ray import __version__
 from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.env import env_app
+from gym_ray.cli.eval_health import health
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.cli.staging import staging_app
 from gym_ray.errors import GymRayError
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(env_app, name="env")
+eval_app.command("health")(health)
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)
 app.add_typer(captures_app, name="captures")

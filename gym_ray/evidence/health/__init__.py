@@ -1,6 +1,15 @@
 """Says whether a rollout can be trusted: a verdict for each record, and a report over a run (D106-D111, D170)."""
 
-from gym_ray.evidence.health.rollout import STATS, check_line, check_rollout, check_stored
+from gym_ray.evidence.health.report import HealthReport, finished_row
+from gym_ray.evidence.health.rollout import (
+    STATS,
+    check_line,
+    check_rollout,
+    check_stored,
+    located,
+    partly_unreadable,
+    unreadable_row,
+)
 from gym_ray.evidence.health.rules import (
     CHECKS,
     PEER_RULES,
@@ -16,9 +25,14 @@ __all__ = [
     "RULES_VERSION",
     "SEVERITIES",
     "STATS",
+    "HealthReport",
     "Severity",
     "check_line",
     "check_rollout",
     "check_stored",
+    "finished_row",
+    "located",
+    "partly_unreadable",
     "unknown_checks",
+    "unreadable_row",
 ]

@@ -18,7 +18,16 @@ from gym_ray.evidence.health.rules import RULES_VERSION
 from gym_ray.evidence.health.view import RolloutView, status_of, view_of
 from gym_ray.evidence.observations import validated_trajectory
 
-__all__ = ["STATS", "check_line", "check_rollout", "check_stored", "verdict_of"]
+__all__ = [
+    "STATS",
+    "check_line",
+    "check_rollout",
+    "check_stored",
+    "located",
+    "partly_unreadable",
+    "unreadable_row",
+    "verdict_of",
+]
 
 STATS: Final = "stats"
 """The member of a verdict row with what the report of a run counts; no row of ``rollout_verdicts.jsonl`` has it."""
@@ -157,6 +166,42 @@ def check_stored(record: Any, *, ignored: frozenset[str], rules_version: int = R
     if isinstance(rollout, bool) or not isinstance(rollout, int) or abs(rollout) >= 1 << 63:
         return "the record names no repeat: _ng_rollout_index is missing or no integer"
     return check_rollout(record, ignored=ignored, rules_version=rules_version)
+
+
+def unreadable_row(
+    source: str, line: int, error: str, *, input_index: int = 0, ignored: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the row of a line that is no record: what no line names, its place names (D108).
+
+    Args:
+        source: Name of the file.
+        line: Number of the line, from 1.
+        error: Why it cannot be read.
+        input_index: Number of the file among those that are looked at, from 0.
+        ignored: Checks that do not run.
+    """
+    task = f"__unreadable_record__:input-{input_index}:line-{line}"
+    row = check_rollout({"_ng_task_index": task, "_ng_rollout_index": 0}, ignored=ignored)
+    row["rollout_id"] = f"{task}-0"
+    return located(partly_unreadable(row, error, ignored=ignored), source, line)
+
+
+def partly_unreadable(row: dict[str, Any], error: str, *, ignored: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return the row of a record that could be read only in part, and why."""
+    if "record_unreadable" in ignored:
+        return row
+    finding = _finding("record_unreadable", None, {"error": _shortened(error)})
+    return {**row, "verdict": "unhealthy", "findings": [finding, *row["findings"]]}
+
+
+def located(row: dict[str, Any], source: str, line: int) -> dict[str, Any]:
+    """Return a row whose findings of what could not be read name file and line."""
+    locator = {"source_file": source, "line": line}
+    findings = [
+        _finding(finding["check"], locator, finding["detail"]) if finding["check"] == "record_unreadable" else finding
+        for finding in row["findings"]
+    ]
+    return {**row, "findings": findings}
 
 
 def _shortened(text: str) -> str:
