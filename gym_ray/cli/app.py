@@ -13,6 +13,7 @@ from rich.markup import escape
 from gym_ray import __version__
 from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
+from gym_ray.cli.captures_verify import verify
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_health import health
 from gym_ray.cli.evaluate import eval_app
@@ -35,6 +36,7 @@ app.add_typer(env_app, name="env")
 eval_app.command("health")(health)
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)
+captures_app.command("verify")(verify)
 app.add_typer(captures_app, name="captures")
 app.add_typer(staging_app, name="staging")
 
