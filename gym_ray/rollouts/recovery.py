@@ -113,6 +113,7 @@ class _Recovery:
         self._held: list[_Unlogged] = []
         self._frames: list[Frame] = []
         self._twice = 0
+        self._named = bytearray()
         self._left_out = array("Q")
         self._last_start: Frame | None = None
 
@@ -127,6 +128,9 @@ class _Recovery:
             for unlogged in self._held:
                 self._locate(unlogged)
             self._flush()
+        lost = sum(was > now for was, now in zip(self._named, self._found.state.done, strict=False))
+        if lost:
+            self._warn(f"{self._paths.output}: results that were stored and are gone: {lost}; their rows run again")
         if self._left_out:
             lines = f"lines that belong to no row: {len(self._left_out)}, the first at byte {self._left_out[0]}"
             self._warn(f"{self._paths.failures}: {lines}; they are left out of account")
@@ -151,6 +155,7 @@ class _Recovery:
                 return holes
             problem = problem or "disagrees with the outputs, which are shorter or not the ones it was written for"
             drop_index(self._paths, self._calls)
+            self._named = self._found.state.done
             self._found, self._twice = Recovered(RunState.fresh(len(self._rows))), 0
         if problem:
             self._warn(f"{self._paths.index}: {problem}; it was built again from the outputs")
