@@ -19,7 +19,7 @@ import orjson
 
 from gym_ray import exact_json
 from gym_ray.errors import InputError, StorageError
-from gym_ray.evidence.health import RULES_VERSION, STATS, HealthReport, finished_row
+from gym_ray.evidence.health import RULES_VERSION, STATS, HealthReport, finished_row, rules_of
 from gym_ray.rollouts.facts_files import read_facts
 from gym_ray.rollouts.health_reading import HealthRules, check_stored_line, checked_rows
 from gym_ray.rollouts.run_log import read_record
@@ -52,11 +52,12 @@ def health_of_run(
 ) -> HealthOutcome:
     """Report on a run from the verdicts that its joiners made, which saves reading the records' contents.
 
-    A record without one is checked here. Where a line is no record, every line is checked anew.
+    A record without one, or with one by other rules, is checked here. Where a line is no record, every line is checked
+    anew.
 
     Args:
         paths: The run.
-        ignored: Checks that do not run; the same as the joiners ignored.
+        ignored: Checks that do not run.
         workers: Processes for checking anew, None for as many as help.
 
     Raises:
@@ -95,9 +96,11 @@ def health_of_records(
 def _kept_rows(paths: RunPaths, ignored: frozenset[str]) -> Iterator[tuple[Written, dict[str, Any]]]:
     if not paths.output.is_file():
         raise InputError(paths.output, 0, "", "there is no such output")
+    rules = rules_of(ignored)
     for written, facts in read_facts(paths):
         row = facts.verdict
-        yield written, row if row.get(STATS) else _checked_here(paths, written, ignored)
+        by_these_rules = row.get(STATS, {}).get("rules") == rules  # an earlier part of a resumed run may differ
+        yield written, row if by_these_rules else _checked_here(paths, written, ignored)
 
 
 def _checked_here(paths: RunPaths, written: Written, ignored: frozenset[str]) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def write_health(
         rules_version: The rules that the rows were made by.
 
     Raises:
-        StorageError: A report could not be written; the earlier ones, if any, are intact.
+        StorageError: A report could not be written; each file is whole, the earlier one or the new one.
     """
     report = HealthReport(ignored, rules_version)
     with _named(paths), tempfile.TemporaryFile(dir=paths.output.parent) as spool:

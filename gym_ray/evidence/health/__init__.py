@@ -8,6 +8,7 @@ from gym_ray.evidence.health.rollout import (
     check_stored,
     located,
     partly_unreadable,
+    rules_of,
     unreadable_row,
 )
 from gym_ray.evidence.health.rules import (
@@ -33,6 +34,7 @@ __all__ = [
     "finished_row",
     "located",
     "partly_unreadable",
+    "rules_of",
     "unknown_checks",
     "unreadable_row",
 ]

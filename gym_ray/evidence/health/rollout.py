@@ -25,6 +25,7 @@ __all__ = [
     "check_stored",
     "located",
     "partly_unreadable",
+    "rules_of",
     "unreadable_row",
     "verdict_of",
 ]
@@ -73,8 +74,13 @@ def check_rollout(
         "verdict": verdict_of(findings, unobserved),
         "findings": findings,
         "unobserved": unobserved,
-        STATS: _stats(view),
+        STATS: {"rules": rules_of(ignored, rules_version), **_stats(view)},
     }
+
+
+def rules_of(ignored: frozenset[str], rules_version: int = RULES_VERSION) -> list[Any]:
+    """Return what tells rows that were made by other rules apart; it stands under :data:`STATS` of each row."""
+    return [rules_version, *sorted(ignored)]
 
 
 def _run_checks(view: RolloutView, ignored: frozenset[str], findings: list[dict[str, Any]]) -> list[str]:
