@@ -15,6 +15,7 @@ from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.captures_verify import verify
 from gym_ray.cli.env import env_app
+from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.cli.staging import staging_app
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(env_app, name="env")
+eval_app.command("aggregate")(aggregate_runs)
 eval_app.command("health")(health)
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)

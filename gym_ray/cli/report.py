@@ -15,9 +15,9 @@ from rich.table import Table
 from gym_ray import exact_json
 from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import Progress as RunProgress
-from gym_ray.rollouts.metrics import MetricsRow, RunMetrics
+from gym_ray.rollouts.metrics import Aggregation, MetricsRow, RunMetrics
 
-__all__ = ["RunBar", "Waiting", "first_failures", "print_report"]
+__all__ = ["RunBar", "Waiting", "first_failures", "print_figures", "print_report", "print_warnings"]
 
 _LOOKED_AT = 1000
 _SHOWN = 300
@@ -111,31 +111,66 @@ def print_report(
     files: Sequence[tuple[str, Path]],
     progress: RunProgress,
     first_messages: Mapping[str, str],
+    aggregation: Aggregation | None = None,
 ) -> None:
-    """Print the table of the run, its failures and masks with their reasons, its gaps, and its files."""
+    """Print the table of the run, its failures and masks with their reasons, its gaps, and its files.
+
+    Args:
+        console: Where to.
+        metrics: What this collector counted.
+        files: What was written, each with its label.
+        progress: Where the run stands.
+        first_messages: First message of each failure class.
+        aggregation: Figures over all records, also those of earlier collectors, with intervals; where it is there, it
+            takes the place of ``metrics``.
+    """
+    if aggregation is None:
+        print_figures(console, metrics.rows(), metrics.to_dict()["overall"], first_messages)
+    else:
+        print_figures(console, aggregation.rows(), aggregation.metrics["overall"], first_messages)
+        print_warnings(console, aggregation)
+    unfinished = progress.rows - progress.done - progress.failed - progress.unstored
+    if unfinished:
+        console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record")
+    for label, path in files:
+        console.print(f"[dim]{label:<10}[/] {escape(str(path))}", soft_wrap=True)
+
+
+def print_figures(
+    console: Console, rows: Sequence[MetricsRow], overall: Mapping[str, Any], first_messages: Mapping[str, str]
+) -> None:
+    """Print the table, and what is not in it: what was not measured, failures, gaps and masks with their reasons."""
     names = ("agent", "done", "fail", "reward", "pass@1", "calls", "in", "out", "p50 s", "p90 s", "gaps")
     table = Table(*names, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold cyan")
     table.columns[0].overflow = "fold"  # a long name may take two lines; a number is never cut
     for column, name in zip(table.columns[1:], names[1:], strict=True):
         column.justify, column.no_wrap, column.min_width = "right", True, len(name)
-    for row in metrics.rows():
+    for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
+    spread = "; ±: 95 % interval over tasks" if any(row.half_width is not None for row in rows) else ""
     console.print(
-        "[dim]in, out: tokens of all calls; p50, p90: whole rollouts; gaps: rollouts with incomplete captures"
+        f"[dim]in, out: tokens of all calls; p50, p90: whole rollouts; gaps: rollouts with incomplete captures{spread}"
     )
-    overall = metrics.to_dict()["overall"]
+    for row in rows:
+        if row.masked or row.unmeasured:
+            missing = f"{row.masked} masked, {row.unmeasured} without a number; they are in no mean"
+            console.print(f"[yellow]reward[/] {escape(row.agent)}: {missing}", soft_wrap=True)
     for name, count in overall["failures"].items():
         first = f"; first: {escape(first_messages[name])}" if name in first_messages else ""
         console.print(f"[yellow]failure[/] {escape(name)}: {count}{first}", soft_wrap=True)
     for name, count in overall["gaps"].items():
         console.print(f"[yellow]gap[/] {escape(name)}: {count}", soft_wrap=True)
     _print_training(console, overall["token_capture"])
-    unfinished = progress.rows - progress.done - progress.failed - progress.unstored
-    if unfinished:
-        console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record")
-    for label, path in files:
-        console.print(f"[dim]{label:<10}[/] {escape(str(path))}", soft_wrap=True)
+
+
+def print_warnings(console: Console, aggregation: Aggregation) -> None:
+    """Print what aggregation found not as it should be."""
+    for warning in aggregation.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    more = aggregation.metrics["warnings"]["count"] - len(aggregation.warnings)
+    if more:
+        console.print(f"[yellow]warning[/] and {more} more like these")
 
 
 def _print_training(console: Console, tokens: Mapping[str, Any]) -> None:
@@ -153,7 +188,7 @@ def _cells(row: MetricsRow) -> list[str]:
         escape(row.agent),
         _count(row.done),
         _count(row.failed),
-        _number(row.reward, "{:.3f}"),
+        _reward(row),
         _number(row.pass_at_1, "{:.1f}%"),
         _count(row.calls),
         _count(row.tokens_in),
@@ -162,6 +197,11 @@ def _cells(row: MetricsRow) -> list[str]:
         _number(_seconds(row.latency_p90_ms), "{:.1f}"),
         _count(row.gaps),
     ]
+
+
+def _reward(row: MetricsRow) -> str:
+    mean = _number(row.reward, "{:.3f}")
+    return mean if row.half_width is None else f"{mean}±{row.half_width:.3f}"
 
 
 def _count(value: float | None) -> str:

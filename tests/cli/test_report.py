@@ -10,7 +10,8 @@ from rich.console import Console
 from gym_ray.cli.report import first_failures, print_report
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.collection import Progress
-from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.metrics import Aggregation, RunMetrics, aggregate
+from gym_ray.rollouts.run_paths import RunPaths
 
 
 def summary(agent: str, **changes: object) -> RolloutSummary:
@@ -56,6 +57,54 @@ def test_no_number_of_the_table_is_ever_cut(width: int) -> None:
     assert row.split()[1:] == ["1", "0", "0.500", "0.0%", "3", "240M", "99999", "15.6", "15.6", "0"]
     unknown = next(line for line in text.splitlines() if line.startswith("other"))
     assert unknown.split()[3:7] == ["?", "?", "?", "?"], "unknown is not zero"
+
+
+def aggregated(tmp_path: Path, rewards: list[list[object]]) -> Aggregation:
+    paths = RunPaths.of(tmp_path / "out.jsonl")
+    key = {"agent_ref": {"name": "an_agent_with_a_name"}}
+    records = [
+        {"_ng_task_index": task, "_ng_rollout_index": repeat, "reward": reward, **key}
+        for task, repeats in enumerate(rewards)
+        for repeat, reward in enumerate(repeats)
+    ]
+    paths.output.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return aggregate(paths, None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_an_aggregation_takes_the_place_of_what_one_collector_counted(tmp_path: Path, width: int) -> None:
+    found = aggregated(tmp_path, [[1, 1], [0, None], [1]])
+    metrics = RunMetrics()
+    metrics.add(summary("only_the_last_part_of_the_run"))
+    out = io.StringIO()
+    print_report(Console(file=out, width=width), metrics, [], progress(done=3), {}, found)
+    text = out.getvalue()
+    assert "only_the_last_part" not in text
+    assert "…" not in text
+    row = next(line for line in text.splitlines() if "±" in line)
+    mean, half = row.split()[3].split("±")
+    assert mean == "0.750"
+    # Tasks have sums of residuals 0.5, -0.75, 0.25; t(0.975, 2) = 4.30265.
+    assert float(half) == pytest.approx(4.30265 * (3 / 2 * (0.25 + 0.5625 + 0.0625)) ** 0.5 / 4, abs=6e-4)
+    assert "95 % interval over tasks" in " ".join(text.split())
+    assert "reward an_agent_with_a_name: 0 masked, 1 without a number" in text
+
+
+def test_one_task_has_no_interval_and_none_is_shown(tmp_path: Path) -> None:
+    out = io.StringIO()
+    found = aggregated(tmp_path, [[1, 0]])
+    print_report(Console(file=out, width=120), RunMetrics(), [], progress(done=2), {}, found)
+    assert "±" not in out.getvalue()
+    assert "0.500" in out.getvalue()
+
+
+def test_warnings_of_an_aggregation_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text("[1]\n" * 25)
+    found = aggregate(RunPaths.of(tmp_path / "out.jsonl"), None)
+    out = io.StringIO()
+    print_report(Console(file=out, width=200), RunMetrics(), [], progress(), {}, found)
+    assert out.getvalue().count("not a JSON object") == 20
+    assert "and 5 more like these" in out.getvalue()
 
 
 def test_failures_gaps_and_unfinished_rows_are_named() -> None:

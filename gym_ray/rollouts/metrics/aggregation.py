@@ -16,7 +16,7 @@ from gym_ray.rollouts.facts_files import read_facts
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics, write_agent_entries
 from gym_ray.rollouts.metrics.group_figures import GroupFigures
-from gym_ray.rollouts.metrics.intervals import MeanEstimate
+from gym_ray.rollouts.metrics.live import MetricsRow
 from gym_ray.rollouts.metrics.outcome_table import OutcomeTable, RolloutOutcome
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, group_of
 from gym_ray.rollouts.run_paths import RunPaths
@@ -36,13 +36,36 @@ class Aggregation:
 
     Attributes:
         metrics: The object in the metrics file of the run.
-        rewards: Mean reward by agent; ``all`` is under None.
         warnings: What is not as it should be, one sentence each, the first 20.
     """
 
     metrics: dict[str, Any]
-    rewards: dict[str | None, MeanEstimate]
     warnings: tuple[str, ...]
+
+    def rows(self) -> list[MetricsRow]:
+        """Return the table: one row an agent, and ``all`` last when there are several."""
+        agents = [_row(name, figures) for name, figures in self.metrics["agents"].items()]
+        return agents if len(agents) == 1 else [*agents, _row("all", self.metrics["overall"])]
+
+
+def _row(agent: str, figures: dict[str, Any]) -> MetricsRow:
+    rollouts, reward, latency = figures["rollouts"], figures["reward"], figures["latency_ms"]
+    return MetricsRow(
+        agent=agent,
+        done=rollouts["done"],
+        failed=rollouts["failed"],
+        reward=reward["mean"],
+        pass_at_1=figures["pass_at_k"][0]["percent"] if figures["pass_at_k"] else None,
+        calls=figures["model_calls"]["total"],
+        tokens_in=figures["tokens"]["tokens_in"]["total"],
+        tokens_out=figures["tokens"]["tokens_out"]["total"],
+        latency_p50_ms=latency["p50"],
+        latency_p90_ms=latency["p90"],
+        gaps=figures["attempts_with_gaps"],
+        half_width=None if reward["high_95"] is None else reward["high_95"] - reward["mean"],
+        masked=rollouts["masked"],
+        unmeasured=rollouts["unmeasured"],
+    )
 
 
 class _Warnings:
@@ -60,7 +83,7 @@ class _Warnings:
 
 def aggregate(
     sources: RunPaths | Sequence[RunPaths],
-    rows: MaterialisedRows | None,
+    rows: MaterialisedRows | Sequence[MaterialisedRows] | None,
     *,
     options: AggregationOptions | None = None,
     output: RunPaths | None = None,
@@ -75,7 +98,8 @@ def aggregate(
 
     Args:
         sources: Where records and failures are; of several records of one rollout the last one counts.
-        rows: The dispatched rows, which say what is missing and what groups tasks have; None when nobody knows.
+        rows: The dispatched rows, of all shards, which say what is missing and what groups tasks have; None when nobody
+            knows.
         options: How to count.
         output: Whose files are written; the first source's by default.
         post: Asks agents that aggregate themselves; see :data:`~gym_ray.rollouts.metrics.agent_entries.PostMetrics`.
@@ -88,7 +112,7 @@ def aggregate(
     shards = [sources] if isinstance(sources, RunPaths) else list(sources)
     target, warnings = output or shards[0], _Warnings()
     with OutcomeTable(target.output.parent) as table:
-        for row in _rows(rows, warnings):
+        for row in _rows([rows] if isinstance(rows, MaterialisedRows) else rows or (), warnings):
             table.add_row(row, group_of(row, options.group_by))
         for shard in shards:
             _read(shard, table, options, warnings)
@@ -100,18 +124,21 @@ def aggregate(
     metrics = figures.to_dict(rows_known=rows is not None)
     metrics["warnings"] = {"count": warnings.count, "first": warnings.shown}
     PosixStore(target.metrics.parent).publish(target.metrics.name, exact_json.dumps(metrics, as_line=True))
-    return Aggregation(metrics, figures.rewards(), tuple(warnings.shown))
+    return Aggregation(metrics, tuple(warnings.shown))
 
 
-def _rows(rows: MaterialisedRows | None, warnings: _Warnings) -> Iterator[dict[str, Any]]:
-    for ordinal in range(0 if rows is None else len(rows)):
-        try:
-            row = exact_json.loads_object(rows.read(ordinal))  # type: ignore[union-attr]  # None has no ordinals
-        except InputError as error:
-            warnings.add(str(error))
-            continue
-        if row is not None:
-            yield row
+def _rows(files: Sequence[MaterialisedRows], warnings: _Warnings) -> Iterator[dict[str, Any]]:
+    for rows in files:
+        for ordinal in range(len(rows)):
+            try:
+                row = exact_json.loads_object(rows.read(ordinal))
+            except InputError as error:
+                warnings.add(str(error))
+                continue
+            if row is None:
+                warnings.add(f"{rows.path}:{ordinal + 1}: the row is not a JSON object")
+            else:
+                yield row
 
 
 def _read(shard: RunPaths, table: OutcomeTable, options: AggregationOptions, warnings: _Warnings) -> None:
@@ -143,9 +170,6 @@ class _Figures:
     def _group(self, name: str) -> GroupFigures:
         known = name in self._groups or len(self._groups) < _MOST_GROUPS
         return self._groups.setdefault(name if known else _OTHER_GROUPS, GroupFigures())
-
-    def rewards(self) -> dict[str | None, MeanEstimate]:
-        return {None: self._all.reward(), **{name: group.reward() for name, group in self._agents.items()}}
 
     def to_dict(self, *, rows_known: bool) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gym_ray.rollouts.metrics.intervals import ClusteredMean, MeanEstimate
+from gym_ray.rollouts.metrics.intervals import ClusteredMean
 from gym_ray.rollouts.metrics.live import Distribution
 from gym_ray.rollouts.metrics.numbers import finite
 from gym_ray.rollouts.metrics.outcome_table import RolloutOutcome
@@ -106,10 +106,6 @@ class GroupFigures:
             self._counts["tokens_masked"] += bool(reasons)
             _count_names(self._mask_reasons, dict.fromkeys(reasons))
 
-    def reward(self) -> MeanEstimate:
-        """Return the mean reward with its interval."""
-        return self._reward.estimate()
-
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as JSON values; null is unknown, percent is of 100, times are milliseconds."""
         counts = self._counts
@@ -118,7 +114,7 @@ class GroupFigures:
             "tasks": counts["tasks"],
             "rollouts": {name: counts[name] for name in names},
             "failures": _sorted(self._failures),
-            "reward": self.reward().to_dict(),
+            "reward": self._reward.estimate().to_dict(),
             "solved": self._solved.estimate().to_dict(),
             "pass_at_k": self._passed.pass_at_k(),
             "majority_at_k": self._passed.majority_at_k(),

@@ -32,11 +32,6 @@ class MeanEstimate:
     low_95: float | None
     high_95: float | None
 
-    @property
-    def half_width(self) -> float | None:
-        """Half the width of the interval."""
-        return None if self.high_95 is None or self.mean is None else self.high_95 - self.mean
-
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
         return {

@@ -1,4 +1,4 @@
-"""Aggregates over a run, taken one finished attempt at a time; memory does not depend on how many there are.
+"""Figures of a run while it goes on, one finished attempt at a time; memory does not depend on how many there are.
 
 Unknown is not zero: every mean carries how many rollouts it was measured on, and is null when that is none.
 """
@@ -103,6 +103,7 @@ class _Group:
     unstored: int = 0
     retried: int = 0
     masked: int = 0
+    unmeasured: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     gaps: Counter[str] = field(default_factory=Counter)
     rollouts_with_gaps: int = 0
@@ -135,6 +136,7 @@ class _Group:
             return
         self.done += 1
         self.masked += summary.masked
+        self.unmeasured += not summary.masked and summary.reward is None
         self.reward.add(summary.reward)
         self.solved += summary.reward is not None and summary.reward >= 1
 
@@ -143,7 +145,12 @@ class _Group:
         return {
             "rollouts": {"done": self.done, "failed": self.failed, "unstored": self.unstored, "retried": self.retried},
             "failures": dict(sorted(self.failures.items())),
-            "reward": {"mean": self.reward.mean(), "measured": measured, "masked": self.masked},
+            "reward": {
+                "mean": self.reward.mean(),
+                "measured": measured,
+                "masked": self.masked,
+                "unmeasured": self.unmeasured,
+            },
             "pass@1": 100 * self.solved / measured if measured else None,
             "model_calls": self.calls.value(),
             "tokens": {name: total.value() for name, total in self.tokens.items()},
@@ -170,6 +177,8 @@ class MetricsRow:
         calls, tokens_in, tokens_out: Totals.
         latency_p50_ms, latency_p90_ms: Of whole runs.
         gaps: Rollouts whose capture has a gap.
+        half_width: Of the 95 % interval of ``reward``, clustered by task; None also while the run goes on.
+        masked, unmeasured: Rows with a result that is not in ``reward``: masked by the verifier; without a number.
     """
 
     agent: str
@@ -183,14 +192,16 @@ class MetricsRow:
     latency_p50_ms: float | None
     latency_p90_ms: float | None
     gaps: int
+    half_width: float | None = None
+    masked: int = 0
+    unmeasured: int = 0
 
 
 class RunMetrics:
-    """Aggregates of one run, over everything and by agent.
+    """Figures of one run of a collector, over everything and by agent; see :func:`~gym_ray.rollouts.metrics.aggregate`.
 
-    ``to_dict`` is written to the file of D2 that aggregates go to. It is one object; the peer writes an array of one
-    entry an agent with per-task and per-repeat statistics of every numeric field (D113-D114). ``pass@1`` here weighs
-    rollouts equally, which equals the mean over tasks when all tasks have the same number of repeats.
+    ``pass@1`` here weighs rollouts equally, which equals the mean over tasks when all tasks have the same number of
+    repeats.
     """
 
     def __init__(self) -> None:
@@ -234,4 +245,6 @@ def _row(agent: str, group: _Group) -> MetricsRow:
         latency_p50_ms=figures["latency_ms"]["p50"],
         latency_p90_ms=figures["latency_ms"]["p90"],
         gaps=group.rollouts_with_gaps,
+        masked=group.masked,
+        unmeasured=group.unmeasured,
     )

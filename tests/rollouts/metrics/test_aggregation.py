@@ -91,7 +91,12 @@ def test_every_end_of_a_rollout_is_counted_and_only_measured_rewards_are_average
     assert overall["reward"]["mean"] == pytest.approx(0.5)
     # Two tasks were measured: sums of residuals 0 and 0.
     assert overall["reward"]["standard_error"] == pytest.approx(0.0)
-    assert found.rewards[None].tasks == 2
+    assert overall["reward"]["tasks"] == 2
+    (row,) = found.rows()
+    assert (row.agent, row.done, row.failed, row.masked, row.unmeasured) == ("a", 5, 1, 1, 1)
+    assert row.reward == pytest.approx(0.5)
+    assert row.half_width == pytest.approx(0.0)
+    assert row.pass_at_1 == pytest.approx(25.0)
     assert overall["solved"]["mean"] == pytest.approx(1 / 3)
     assert overall["pass_at_k"] == [
         {"k": 1, "percent": pytest.approx(25.0), "tasks": 2},
@@ -118,7 +123,8 @@ def test_an_empty_run_has_metrics_too(paths: RunPaths) -> None:
     found = run(paths, [])
     assert found.metrics["overall"]["rollouts"]["done"] == 0
     assert json.loads(paths.aggregate_metrics.read_bytes()) == []
-    assert found.rewards[None].mean is None
+    (row,) = found.rows()
+    assert (row.agent, row.reward, row.half_width, row.calls) == ("all", None, None, None)
 
 
 def test_listed_failures_and_missing_rollouts_count_as_zero_when_asked_for(paths: RunPaths) -> None:
@@ -161,6 +167,7 @@ def test_agents_and_groups_of_tasks_have_figures_of_their_own(paths: RunPaths) -
     means = {name: group["reward"]["mean"] for name, group in found["groups"]["values"].items()}
     assert means == {"easy": 0.5, "hard": 2.5}
     assert sorted(entries(paths)) == ["a", "b"]
+    assert [row.agent for row in run(paths, records).rows()] == ["a", "b", "all"]
     # Without rows the records themselves may name their group.
     again = run(paths, [record(0, 0, 1.0, task_source="s"), record(1, 0, 0.0)]).metrics
     assert list(again["groups"]["values"]) == ["s"]

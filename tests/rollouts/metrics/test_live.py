@@ -26,7 +26,7 @@ def test_unknown_is_null_and_never_zero() -> None:
     metrics = RunMetrics()
     metrics.add(summary())
     found = metrics.to_dict()["overall"]
-    assert found["reward"] == {"mean": None, "measured": 0, "masked": 0}
+    assert found["reward"] == {"mean": None, "measured": 0, "masked": 0, "unmeasured": 1}
     assert found["pass@1"] is None
     assert found["model_calls"] is None
     assert set(found["tokens"].values()) == {None}
@@ -39,7 +39,7 @@ def test_means_are_over_what_was_measured() -> None:
         metrics.add(summary(reward=reward))
     metrics.add(summary(masked=True))
     found = metrics.to_dict()["overall"]
-    assert found["reward"] == {"mean": 0.5, "measured": 3, "masked": 1}
+    assert found["reward"] == {"mean": 0.5, "measured": 3, "masked": 1, "unmeasured": 1}
     assert found["pass@1"] == pytest.approx(100 / 3)
     assert found["rollouts"]["done"] == 5
 
