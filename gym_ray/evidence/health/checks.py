@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gym_ray.evidence.health.content import response_says_anything, says_anything
-from gym_ray.evidence.health.endings import calls_by_model, ended_on_failure, is_terminal, model_name
-from gym_ray.evidence.health.view import RolloutView, status_of
+from gym_ray.evidence.health.endings import calls_by_model, ended_on_failure, is_terminal
+from gym_ray.evidence.health.view import CallFacts, RolloutView
 from gym_ray.evidence.observations.gaps import REFERENCE_AMBIGUOUS, REFERENCE_CONFLICT, REFERENCE_UNMATCHED
 
 __all__ = ["RECORD_CHECKS", "Check", "Found", "usage_totals"]
@@ -55,17 +55,15 @@ def ended_on_failed_model_call(view: RolloutView) -> Sequence[Found] | None:
     if not view.calls_observed or not view.calls:
         return None
     found = []
-    for last, places in ended_on_failure(view):
-        call = view.calls[last]
-        status, category = status_of(call)
+    for last, calls in ended_on_failure(view):
         detail = {
-            "model_ref": model_name(call),
-            "status": status,
-            "error_category": category,
-            "observed_calls": len(places),
-            "successful_calls": sum(not view.failed[place] for place in places),
+            "model_ref": last.model_name,
+            "status": last.status,
+            "error_category": last.error_category,
+            "observed_calls": len(calls),
+            "successful_calls": sum(not call.failed for call in calls),
         }
-        found.append(Found(_locator(call), detail))
+        found.append(Found(_locator(last), detail))
     return found
 
 
@@ -99,7 +97,7 @@ def zero_completion_tokens(view: RolloutView) -> Sequence[Found] | None:
     if not view.calls_observed or not view.owned:
         return None
     calls = [view.calls[place] for place in view.owned]
-    return [Found(_locator(call), {"completion_tokens": 0}) for call in calls if _count(call, "completion_tokens") == 0]
+    return [Found(_locator(call), {"completion_tokens": 0}) for call in calls if call.completion_tokens == 0]
 
 
 def missing_token_counts(view: RolloutView) -> Sequence[Found] | None:
@@ -109,8 +107,8 @@ def missing_token_counts(view: RolloutView) -> Sequence[Found] | None:
     found = []
     for place in view.owned:
         call = view.calls[place]
-        missing = [count for count in _COUNTED if _count(call, count) is None]
-        if missing:
+        if call.prompt_tokens is None or call.completion_tokens is None:
+            missing = [count for count in _COUNTED if getattr(call, count) is None]
             found.append(Found(_locator(call), {"missing": missing}))
     return found
 
@@ -147,16 +145,15 @@ def model_call_failed(view: RolloutView) -> Sequence[Found] | None:
     """Find owned calls that failed."""
     if not view.calls_observed or not view.owned:
         return None
-    failed = [place for place in view.owned if view.failed[place]]
+    failed = [call for call in map(view.calls.__getitem__, view.owned) if call.failed]
     if not failed:
         return _NONE
     groups = calls_by_model(view)
     found = []
-    for place in failed:
-        call = view.calls[place]
-        status, category = status_of(call)
-        terminal = is_terminal(view, place, groups[model_name(call)])
-        found.append(Found(_locator(call), {"status": status, "error_category": category, "terminal": terminal}))
+    for call in failed:
+        terminal = is_terminal(call, groups[call.model_ref])
+        detail = {"status": call.status, "error_category": call.error_category, "terminal": terminal}
+        found.append(Found(_locator(call), detail))
     return found
 
 
@@ -175,9 +172,8 @@ def token_count_mismatch(view: RolloutView) -> Sequence[Found] | None:
     if prompt is None or completion is None or not view.tokens_bound:
         return None
     calls = [view.calls[place] for place in view.token_places]
-    counts = [(_count(call, "prompt_tokens"), _count(call, "completion_tokens")) for call in calls]
-    prompts = [count for count, _ in counts if count is not None]
-    completions = [count for _, count in counts if count is not None]
+    prompts = [call.prompt_tokens for call in calls if call.prompt_tokens is not None]
+    completions = [call.completion_tokens for call in calls if call.completion_tokens is not None]
     if len(prompts) < len(calls) or len(completions) < len(calls):
         return None
     captured = (sum(prompts), sum(completions))
@@ -199,22 +195,17 @@ def runaway_generation(view: RolloutView) -> Sequence[Found] | None:
     found, unseen = [], False
     for place in view.owned:
         call = view.calls[place]
-        reason = (call.get("response_metadata") or {}).get("finish_reason")
-        if reason not in _CUT_SHORT:
+        if call.finish_reason not in _CUT_SHORT:
             continue
-        says = response_says_anything(call.get("response"))
+        says = response_says_anything(call.response)
         unseen = unseen or says is None
         if says is False:
-            found.append(Found(_locator(call), {"finish_reason": reason}))
+            found.append(Found(_locator(call), {"finish_reason": call.finish_reason}))
     return None if unseen and not found else found
 
 
-def _locator(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"call_id": call.get("model_call_id") or (call.get("response_metadata") or {}).get("response_id")}
-
-
-def _count(call: Mapping[str, Any], name: str) -> int | None:
-    return _whole((call.get("token_stats") or {}).get(name))
+def _locator(call: CallFacts) -> dict[str, Any]:
+    return {"call_id": call.name}
 
 
 def _whole(value: Any) -> int | None:

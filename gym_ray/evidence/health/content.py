@@ -5,6 +5,7 @@ What is not recognised counts as something said: a finding claims that there is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 __all__ = ["response_says_anything", "says_anything"]
@@ -12,51 +13,47 @@ __all__ = ["response_says_anything", "says_anything"]
 _TEXT: Final = frozenset({"text", "output_text", "input_text", "refusal", "summary_text", "reasoning_text"})
 _REASONING: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
 _PARTS_OF_REASONING: Final = ("summary", "content", "thinking", "text", "data", "encrypted_content")
-_PARTS_OF_A_MESSAGE: Final = (
-    "content",
-    "refusal",
-    "tool_calls",
-    "function_call",
-    "audio",
-    "reasoning_content",
-    "reasoning",
-)
+_MESSAGE: Final = ("content", "refusal", "tool_calls", "function_call", "audio")
+_MESSAGE_WITH_REASONING: Final = (*_MESSAGE, "reasoning_content", "reasoning")
 
 
 def says_anything(value: Any, *, reasoning: bool = False) -> bool:
     """Return whether a value holds text that is not blank, a tool call, or anything else but empty structure.
 
     Args:
-        value: An answer: text, an item, a message, or a list of them.
+        value: An answer: text, an item, a message, or a list of them, nested as deep as it may be.
         reasoning: Count reasoning as well.
     """
-    if isinstance(value, str):
-        return bool(value) and not value.isspace()
-    if isinstance(value, list):
-        return any(says_anything(item, reasoning=reasoning) for item in value)
-    if isinstance(value, dict):
-        return _object_says_anything(value, reasoning)
-    return value is not None
-
-
-def _object_says_anything(item: dict[str, Any], reasoning: bool) -> bool:
-    kind = item.get("type")
-    if kind in _TEXT:
-        return says_anything(item.get("text")) or says_anything(item.get("refusal"))
-    if kind in _REASONING:
-        return reasoning and any(says_anything(item.get(part), reasoning=True) for part in _PARTS_OF_REASONING)
-    if kind == "message" or (kind is None and ("content" in item or "role" in item)):
-        return _message_says_anything(item, reasoning)
-    if kind is None:
-        return any(says_anything(part, reasoning=reasoning) for part in item.values())
-    return True  # a tool call, an image, or what a later dialect invents
-
-
-def _message_says_anything(message: dict[str, Any], reasoning: bool) -> bool:
-    for part in _PARTS_OF_A_MESSAGE if reasoning else _PARTS_OF_A_MESSAGE[:-2]:
-        if says_anything(message.get(part), reasoning=reasoning):
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if part and not part.isspace():
+                return True
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            inside = _inside(part, reasoning)
+            if inside is None:
+                return True
+            waiting += inside
+        elif part is not None:
             return True
     return False
+
+
+def _inside(item: dict[str, Any], reasoning: bool) -> Iterable[Any] | None:
+    """Return what an object says, None when it says something by being there."""
+    kind = item.get("type")
+    if kind in _TEXT:
+        return (item.get("text"), item.get("refusal"))
+    if kind in _REASONING:
+        return [item.get(part) for part in _PARTS_OF_REASONING] if reasoning else ()
+    if kind == "message" or (kind is None and ("content" in item or "role" in item)):
+        return [item[part] for part in (_MESSAGE_WITH_REASONING if reasoning else _MESSAGE) if part in item]
+    if kind is None:
+        return item.values()
+    return None  # a tool call, an image, or what a later dialect invents
 
 
 def response_says_anything(response: Any) -> bool | None:

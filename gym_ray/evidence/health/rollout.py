@@ -15,7 +15,7 @@ from gym_ray.errors import RolloutIdError
 from gym_ray.evidence.health.checks import RECORD_CHECKS, usage_totals
 from gym_ray.evidence.health.endings import ended_on_failure
 from gym_ray.evidence.health.rules import RULES_VERSION
-from gym_ray.evidence.health.view import RolloutView, status_of, view_of
+from gym_ray.evidence.health.view import RolloutView, view_of
 from gym_ray.evidence.observations import validated_trajectory
 
 __all__ = [
@@ -116,31 +116,23 @@ def verdict_of(findings: object, unobserved: object) -> str:
 
 
 def _stats(view: RolloutView) -> dict[str, Any]:
-    failed = [call for call, broken in zip(view.calls, view.failed, strict=True) if broken]
+    prompt, completion, failed, answers = 0, 0, [], []
+    for call in view.calls:
+        prompt += call.prompt_tokens or 0
+        completion += call.completion_tokens or 0
+        if call.failed:
+            failed.append(call)
+        if call.response_id and call.model_ref:
+            answers.append((call.model_ref, call.response_id))
     return {
-        "failed_calls": dict(Counter(str(status_of(call)[0] or "unknown") for call in failed)) if failed else {},
+        "failed_calls": dict(Counter(str(call.status or "unknown") for call in failed)) if failed else {},
         "ended_on_error": bool(failed) and bool(ended_on_failure(view)),
-        "replayed_calls": _replayed(view),
-        "tokens": [*usage_totals(view.record), _total(view, "prompt_tokens"), _total(view, "completion_tokens")],
+        "replayed_calls": len(answers) - len(set(answers)),  # an answer's id that an earlier call of the server has
+        "tokens": [*usage_totals(view.record), prompt, completion],
         "has_calls": bool(view.calls),
         "turns_fully_bound": view.turns_fully_bound,
-        "turn_call_succeeded": any(not view.failed[place] for place in view.turn_bound),
+        "turn_call_succeeded": any(not view.calls[place].failed for place in view.turn_bound),
     }
-
-
-def _total(view: RolloutView, name: str) -> int:
-    return sum((call.get("token_stats") or {}).get(name) or 0 for call in view.calls)
-
-
-def _replayed(view: RolloutView) -> int:
-    """Count the calls whose answer has the id of an earlier call's answer from the same model server."""
-    answers = []
-    for call in view.calls:
-        metadata = call.get("response_metadata") or {}
-        ref = metadata.get("model_ref")
-        if metadata.get("response_id") and ref:
-            answers.append((ref["type"], ref["name"], metadata["response_id"]))
-    return len(answers) - len(set(answers))
 
 
 def _rollout_id(record: Mapping[str, Any]) -> str:

@@ -283,17 +283,26 @@ def test_payloads_by_reference_are_not_taken_for_silence() -> None:
 
 
 def test_a_check_that_breaks_is_a_finding_and_unobserved() -> None:
-    answer: Any = []
+    unnumbered = turn(1, "c0", answer=None)
+    del unnumbered["turn_no"]
+    strange = record([unnumbered], [call("c0", status_code=500)])
+    row = check_rollout(strange, trusted=True)
+    assert row["findings"][0] == {
+        "check": "check_execution_error",
+        "detail": {"failed_check": "agent_turn_hollow", "error": "KeyError: 'turn_no'"},
+    }
+    assert "agent_turn_hollow" in row["unobserved"]
+    assert "model_call_failed" in {finding["check"] for finding in row["findings"]}
+    ignored = check_rollout(strange, trusted=True, ignored=frozenset({"check_execution_error"}))
+    assert "check_execution_error" not in {finding["check"] for finding in ignored["findings"]}
+    assert "agent_turn_hollow" in ignored["unobserved"]
+
+
+def test_answers_are_looked_into_however_deep_they_are() -> None:
+    answer: Any = [" "]
     for _ in range(5000):
         answer = [answer]
-    row = check_rollout(record([turn(1, answer=answer)], []), trusted=True)
-    broken = [finding["detail"]["failed_check"] for finding in row["findings"]]
-    assert {finding["check"] for finding in row["findings"]} == {"check_execution_error"}
-    assert broken == ["rollout_missing_agent_turns", "agent_turn_hollow"]
-    assert set(broken) <= set(row["unobserved"])
-    assert "RecursionError" in row["findings"][0]["detail"]["error"]
-    ignored = check_rollout(record([turn(1, answer=answer)], []), ignored=frozenset({"check_execution_error"}))
-    assert ignored["verdict"] == "unobserved"
+    assert found(record([turn(1, "c0", answer=answer)], [call("c0")]), "agent_turn_hollow", trusted=True)
 
 
 def test_ignored_checks_do_not_run_and_unknown_ones_are_named() -> None:
