@@ -161,7 +161,7 @@ class MaterialisedRows:
         Raises:
             IndexError: There is no such row.
         """
-        return max(0, self._row(ordinal)[1])
+        return self._row(ordinal)[1]
 
     def _row(self, ordinal: int) -> tuple[int, int, int]:
         if not 0 <= ordinal < len(self):

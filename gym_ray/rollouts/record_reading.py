@@ -37,8 +37,9 @@ def iterate_records(
     """
     for file in files:
         path = paths.output_of(file)
-        size = path.stat().st_size if path.exists() else 0
-        for offset, line in lines_between(path, 0, size):
+        if not path.exists():
+            continue
+        for offset, line in lines_between(path, 0, path.stat().st_size):
             if not line.strip():
                 continue
             whole = line[:1] == b"{" and line.rstrip()[-1:] == b"}"

@@ -69,12 +69,12 @@ class RowIndex:
     def row(self, ordinal: int) -> tuple[int, int, int]:
         """Return offset, bytes with the line feed, and crc32c of one row; the caller checks the range of ``ordinal``.
 
-        The number of bytes is 0 or less where the index itself is damaged.
+        The number of bytes is 0 where the index itself is damaged.
         """
         at = _HEADER_BYTES + _ENTRY.size * ordinal
         offset, crc = _ENTRY.unpack_from(self._map, at)
         end = self.size if ordinal + 1 == self._rows else _ENTRY.unpack_from(self._map, at + _ENTRY.size)[0]
-        return offset, end - offset, crc
+        return offset, end - offset if offset < end <= self.size else 0, crc
 
 
 def write_row_index(rows: Path, out: BinaryIO) -> None:
