@@ -13,7 +13,7 @@ from gym_ray.actors.joiner import JoinerHost
 from gym_ray.actors.rollout_worker import RolloutWorkerHost
 from gym_ray.actors.seats import Seat
 from gym_ray.agents.context import ServerUrls
-from gym_ray.rollouts.run_start import RunStart
+from gym_ray.rollouts.session import SessionStart
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
@@ -33,7 +33,7 @@ class RunningCollection:
         seats: Every worker and joiner, by actor name.
     """
 
-    def __init__(self, collector: Any, start: RunStart, seats: dict[str, Any]) -> None:
+    def __init__(self, collector: Any, start: SessionStart, seats: dict[str, Any]) -> None:
         self.collector, self.start, self.seats = collector, start, seats
 
 
@@ -106,8 +106,6 @@ def _joiners(plan: CollectionPlan, seats: dict[str, Any]) -> list[Seat]:
     found = []
     for index, node in enumerate(alive_nodes()):
         name = f"joiner-{index}"
-        seats[name] = start_actor(
-            JoinerHost, node, name, plan.paths, plan.capture_dir, plan.tokens, max_concurrency=plan.calls_at_once
-        )
+        seats[name] = start_actor(JoinerHost, node, name, plan.run, max_concurrency=plan.calls_at_once)
         found.append(Seat(name, node.node_id, seats[name]))
     return found

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,53 +14,32 @@ from gym_ray.actors.health import Watched
 from gym_ray.actors.ray_port import RayPort
 from gym_ray.actors.seats import Seat
 from gym_ray.errors import ClusterError, GymRayError
-from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.clearing import Clearing
-from gym_ray.rollouts.collection import Collection, CollectionSettings, Finished, Progress
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.collection import Collection, Finished, Progress
 from gym_ray.rollouts.metrics import RunMetrics
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_log import read_record
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
-from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 
 __all__ = ["CollectionPlan", "CollectorHost", "finished_records"]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """What a collector needs to know before it begins.
+    """A run, and how much its processes take in hand.
 
     Attributes:
-        paths: Where the run writes.
-        source: The input file.
-        options: How the input becomes rows.
-        settings: Limits.
-        capture_dir: The capture directory, None when capture is off.
+        run: The run.
         lanes: Attempts that one worker may have in hand.
-        tokens: What is done with captured tokens, None when none are captured.
     """
 
-    paths: RunPaths
-    source: Path
-    options: RowOptions
-    settings: CollectionSettings
-    capture_dir: Path | None
+    run: RunPlan
     lanes: int
-    tokens: TokenPlan | None = None
-
-    @property
-    def capture_dirs(self) -> list[Path]:
-        """Every directory that holds captures of the run, each once."""
-        directories = (self.capture_dir, None if self.tokens is None else self.tokens.directory)
-        return list(dict.fromkeys(path for path in directories if path is not None))
 
     @property
     def calls_at_once(self) -> int:
         """Calls that one seat must take at once, so that no attempt waits at the last seat while its time runs."""
-        limits = (self.settings.num_samples_in_parallel, self.settings.max_resident_rollout_tasks)
+        limits = (self.run.settings.num_samples_in_parallel, self.run.settings.max_resident_rollout_tasks)
         return max(1000, 2 * max(limit or 0 for limit in limits))
 
 
@@ -72,28 +49,20 @@ class CollectorHost(Watched):
     def __init__(self, plan: CollectionPlan) -> None:
         super().__init__()
         self._plan = plan
-        self._held = ExitStack()
+        self._session = RunSession(plan.run)
         self._collection: Collection | None = None
         self._finished: AsyncGenerator[Finished] | None = None
         self._turn = asyncio.Lock()
         self._port: RayPort | None = None
 
-    async def begin(self) -> RunStart:
-        """Take the output's lock, validate and expand the input, set earlier results aside (D48).
+    async def begin(self) -> SessionStart:
+        """Take the output's lock, and begin the run or take it up again (D48, D49).
 
         Raises:
-            InputError: A row cannot be used; nothing of an earlier run has changed.
+            InputError: A row, or a line of an earlier run, cannot be used; nothing of an earlier run has changed.
             StorageError: The output cannot be written, or another collector writes it or captures the same ids.
         """
-        lock = self._held.enter_context(RunLock(self._plan.paths))
-        plan = self._plan
-        return await asyncio.to_thread(begin_run, lock, plan.source, plan.options, claim=self._claim)
-
-    def _claim(self, rows_file: Path) -> None:
-        with MaterialisedRows(rows_file) as rows:
-            for directory in self._plan.capture_dirs:
-                ids = (rows.attempt(ordinal, 0).rollout_id for ordinal in range(len(rows)))
-                self._held.callback(CaptureOwner(directory, ids, self._plan.paths.output).close)
+        return await asyncio.to_thread(self._session.begin)
 
     async def open(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
         """Take the seats that will do the work; call it once, after :meth:`begin`.
@@ -101,15 +70,11 @@ class CollectorHost(Watched):
         Raises:
             GymRayError: The run's files, or its token captures, cannot be opened.
         """
-        plan = self._plan
-        stale = None if plan.tokens is None else await asyncio.to_thread(plan.tokens.stale_captures)
-        clearing = Clearing(plan.capture_dir, stale)
-        port = self._port = RayPort(workers, joiners, lanes=plan.lanes, clearing=clearing)
-        rows = self._held.enter_context(MaterialisedRows(plan.paths.materialised))
-        outputs = self._held.enter_context(RunOutputs(plan.paths))
-        log = self._held.enter_context(LedgerLog(plan.paths.ledger))
-        mask_limit = None if plan.tokens is None else plan.tokens.mask_limit()
-        self._collection = Collection(rows, outputs, log, port, plan.settings, mask_limit)
+        run = self._plan.run
+        stale = None if run.tokens is None else await asyncio.to_thread(run.tokens.stale_captures)
+        clearing = Clearing(run.capture_dir, stale)
+        port = self._port = RayPort(workers, joiners, lanes=self._plan.lanes, clearing=clearing)
+        self._collection = self._session.collection(port)
         self._finished = self._collection.finished()
         self._ready = True
 
@@ -157,7 +122,7 @@ class CollectorHost(Watched):
                 await self._finished.aclose()
         if self._port is not None:
             await self._port.aclose()
-        self._held.close()
+        self._session.close()
 
 
 async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[bytes]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gym_ray.actors.health import Watched
 from gym_ray.errors import GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
-from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.rollouts.session import RunPlan
 
 __all__ = ["JoinerHost"]
 
@@ -18,12 +15,12 @@ __all__ = ["JoinerHost"]
 class JoinerHost(Watched):
     """Joins attempts; whatever it acknowledges is in the run's files, so its loss costs nothing but time."""
 
-    def __init__(self, paths: RunPaths, capture_dir: Path | None, tokens: TokenPlan | None) -> None:
+    def __init__(self, run: RunPlan) -> None:
         super().__init__()
         self._failure: GymRayError | None = None
         try:
-            delivery = None if tokens is None else tokens.delivery()
-            self._joiner = Joiner(paths, capture_dir, tokens=delivery)
+            delivery = None if run.tokens is None else run.tokens.delivery()
+            self._joiner = Joiner(run.paths, run.capture_dir, tokens=delivery, options=run.join)
         except GymRayError as error:
             self._failure = error  # raised by the methods: an error of a constructor would lose its type on the way
         self._ready = self._failure is None

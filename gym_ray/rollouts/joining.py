@@ -77,10 +77,6 @@ class Joiner:
         self._facts.close()
         self._outputs.close()
 
-    async def flush(self) -> None:
-        """Let other processes read the facts of everything that was joined so far."""
-        await asyncio.to_thread(self._facts.flush)
-
     async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
         """Join and store one attempt; its record is durable when this returns, exactly once over all tries.
 

@@ -21,6 +21,7 @@ from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 HERE = Path(__file__).parent
@@ -57,7 +58,7 @@ class Run:
             "".join(json.dumps(row | {"responses_create_params": {"input": f"row {n}"}}) + "\n" for n in range(rows))
         )
         limits = CollectionSettings(num_samples_in_parallel=at_once, run_timeout_s=120)
-        self._make_plan = lambda cls: cls(self.paths, source, RowOptions(), limits, settings.capture_dir, 16)
+        self.plan = RunPlan(self.paths, source, RowOptions(), limits, settings.capture_dir)
 
     @contextmanager
     def started(self, cache: Path) -> Iterator[tuple[Any, Any]]:
@@ -68,7 +69,7 @@ class Run:
 
         servers = start_servers(self.settings, run_token="token-of-the-run", cache_dir=cache)
         try:
-            plan = self._make_plan(CollectionPlan)
+            plan = CollectionPlan(self.plan, 16)
             with collecting(self.settings, plan, servers.directory, run_token="token-of-the-run") as running:
                 yield running, servers
         finally:
@@ -178,11 +179,11 @@ def test_a_second_run_with_the_same_ids_is_refused_and_changes_nothing(
     with run.started(tmp_path) as (running, _):
         get(running.collector.run.remote(), 240)
         before = {path.name: path.read_bytes() for path in run.settings.capture_dir.glob("*.jsonl")}
-        plan = run._make_plan(CollectionPlan)
         other = RunPaths.of(tmp_path / "other" / "records.jsonl")
         other.output.parent.mkdir()
         other.output.write_text("an earlier result\n")
-        second = start_actor(CollectorHost, local_node(), "second", replace(plan, paths=other), max_restarts=0)
+        plan = CollectionPlan(replace(run.plan, paths=other), 16)
+        second = start_actor(CollectorHost, local_node(), "second", plan, max_restarts=0)
         try:
             with pytest.raises(StorageError, match="rollout id 0-0 belongs to the run that writes"):
                 get(second.begin.remote(), 120)

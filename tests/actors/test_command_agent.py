@@ -16,6 +16,7 @@ from gym_ray.agents.command_guard import running_processes
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan
 from gym_ray.testing.fake_upstream import FakeUpstream
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
@@ -75,7 +76,9 @@ def test_programs_are_captured_and_end_with_their_rollout_and_with_their_worker(
             for agent in AGENTS
         )
     )
-    plan = CollectionPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=900), settings.capture_dir, 16)
+    plan = CollectionPlan(
+        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=900), settings.capture_dir), 16
+    )
 
     def runs(row: str) -> bool:
         """Whether the process that a row's first attempt started is still there."""

@@ -12,6 +12,7 @@ import pytest
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 AGENT = Path(__file__).parent / "agents" / "asking_agent.py"
@@ -48,7 +49,9 @@ def test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call(
     source, paths = tmp_path / "rows.jsonl", RunPaths.of(tmp_path / "out.jsonl")
     row = {"agent_ref": {"name": "asking_agent"}}
     source.write_text("".join(json.dumps(row | {"responses_create_params": {"input": w}}) + "\n" for w in EXPECTED))
-    plan = CollectionPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=15), settings.capture_dir, 16)
+    plan = CollectionPlan(
+        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=15), settings.capture_dir), 16
+    )
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:

@@ -19,6 +19,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
+from gym_ray.rollouts.session import RunPlan
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SETTINGS = f"""
@@ -180,7 +181,7 @@ def test_a_cluster_without_free_cpus_is_named(
     get(holder.held.remote(), 120)
     settings = write_settings(SETTINGS, "++start_timeout_s=1", capture=False)
     paths = RunPaths.of(tmp_path / "records.jsonl")
-    plan = CollectionPlan(paths, tmp_path / "rows.jsonl", RowOptions(), CollectionSettings(), None, 1)
+    plan = CollectionPlan(RunPlan(paths, tmp_path / "rows.jsonl", RowOptions(), CollectionSettings(), None), 1)
     try:
         with (
             pytest.raises(ServerStartError, match="of which 0 CPU are free"),

@@ -22,6 +22,7 @@ from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan
 from gym_ray.rollouts.token_delivery import TokenPlan
 from gym_ray.testing.fake_upstream import FakeUpstream
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
@@ -120,7 +121,7 @@ def test_tokens_reach_their_records_past_a_killed_server_and_killed_joiners(
     paths = RunPaths.of(tmp_path / "out.jsonl")
     limits = CollectionSettings(num_samples_in_parallel=1, run_timeout_s=120)
     capture = settings.capture_dir
-    plan = CollectionPlan(paths, source, RowOptions(), limits, capture, 16, TokenPlan.of(settings))
+    plan = CollectionPlan(RunPlan(paths, source, RowOptions(), limits, capture, TokenPlan.of(settings)), 16)
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:

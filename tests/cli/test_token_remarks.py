@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from rich.console import Console
 
-from gym_ray.cli import env, evaluate
+from gym_ray.cli import env, run_collection
 from gym_ray.cli.app import main
 from gym_ray.cli.token_remarks import (
     check_places,
@@ -163,7 +163,7 @@ def test_a_command_says_it_before_anything_starts(
     overrides: tuple[str, ...],
     said: str,
 ) -> None:
-    for module in (env, evaluate):
+    for module in (env, run_collection):
         monkeypatch.setattr(module, "ray_session", no_ray)
     monkeypatch.chdir(tmp_path)
     with socket.socket() as probe:

@@ -1,0 +1,160 @@
+"""Runs one collection for a terminal: starts what it needs, follows it, reports how it ended."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from gym_ray import exact_json
+from gym_ray.cli.found_servers import Head
+from gym_ray.cli.head import HeadWatch
+from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
+from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
+from gym_ray.cli.token_remarks import collection_remarks, control_token, print_warnings
+from gym_ray.errors import GymRayError
+from gym_ray.rollouts.collection import Progress as RunProgress
+from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan, SessionStart
+from gym_ray.settings import RunSettings
+from gym_ray.storage.posix import PosixStore
+
+__all__ = ["collect"]
+
+_LANES = 64
+
+
+def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose: bool) -> int:
+    """Start what is needed, collect, report; return the exit code."""
+    console = Console(stderr=True, highlight=False)
+    secret = control_token(settings) if head is None else None
+    print_warnings(console, collection_remarks(settings))
+    console.print("[dim]starting Ray")
+    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
+        from gym_ray.actors.collecting import collecting
+        from gym_ray.actors.collector import CollectionPlan
+        from gym_ray.actors.servers import start_servers
+
+        servers, watch = None, None
+        if head is None:
+            token = new_run_token()
+            with Waiting(console, "starting servers", interrupts) as waiting:
+                servers = start_servers(
+                    settings,
+                    run_token=token,
+                    control_token=secret,
+                    cache_dir=user_cache_dir(),
+                    on_wait=waiting.show,
+                )
+            head = Head(servers.directory, token)
+        else:
+            watch = HeadWatch(settings.head_server.host, settings.head_server.port)
+        try:
+            with collecting(
+                settings,
+                CollectionPlan(plan, _LANES),
+                head.directory,
+                run_token=head.run_token,
+                on_wait=interrupts.check,
+            ) as running:
+                _print_start(console, running.start)
+                end = _follow(running.collector, console, interrupts, watch)
+                progress, metrics = _results(running.collector, end)
+        finally:
+            if servers is not None:
+                servers.stop()
+    try:
+        return _finish(settings, plan.paths, metrics, progress, end.stopped or int(end.failure is not None))
+    finally:
+        if end.failure is not None:  # behind the report, and before anything that went wrong with it
+            raise end.failure
+
+
+def _print_start(console: Console, start: SessionStart) -> None:
+    print_warnings(console, list(start.warnings))
+    if start.set_aside is not None:
+        console.print(f"[dim]earlier results are in[/] {escape(str(start.set_aside))}", soft_wrap=True)
+    if start.resumed:
+        left = start.rows - start.done - start.given_up
+        given_up = f", {start.given_up} given up" if start.given_up else ""
+        console.print(f"[dim]resuming:[/] {start.done} of {start.rows} rows are done{given_up}, {left} are left")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a run ended: 0 or the exit code of what stopped it early, and what ended it, None for nothing."""
+
+    stopped: int
+    failure: GymRayError | None
+
+
+def _follow(collector: Any, console: Console, interrupts: Interrupts, watch: HeadWatch | None) -> _End:
+    """Draw progress until the run is over; an error of the run is returned, so that it does not hide what was done."""
+    from gym_ray.actors.calls import MOMENT_S, get, wait
+
+    stopped = 0
+    interrupts.tolerated = 1  # the first one lets what has ended be stored
+    ended = collector.run.remote()
+    with RunBar(console) as bar:
+        while not wait(ended, MOMENT_S):
+            interrupts.check()
+            if interrupts.presses and not stopped:
+                stopped = INTERRUPTED
+                console.print("stopping: what has ended is stored; Ctrl-C again leaves at once")
+                collector.stop.remote()
+            if watch is not None and not stopped and watch.gone():
+                stopped = 1
+                console.print(f"[bold red]stopping:[/] the servers of {watch.place} are gone; what has ended is stored")
+                collector.stop.remote()
+            bar.show(get(collector.progress.remote(), None))
+    try:
+        get(ended, None)
+    except GymRayError as error:
+        return _End(stopped, error)
+    return _End(stopped, None)
+
+
+def _results(collector: Any, end: _End) -> tuple[RunProgress, RunMetrics]:
+    """Return what the collector counted.
+
+    Raises:
+        GymRayError: The collector's process is gone, and nobody else counted; what ended the run, if that is known.
+    """
+    from gym_ray.actors.calls import get
+
+    try:
+        progress, metrics = get([collector.progress.remote(), collector.metrics.remote()], None)
+    except GymRayError as error:
+        raise end.failure or error from None
+    return progress, metrics
+
+
+def _finish(settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, stopped: int) -> int:
+    figures = exact_json.dumps(metrics.to_dict()) + b"\n"
+    PosixStore(paths.aggregate_metrics.parent).publish(paths.aggregate_metrics.name, figures)
+    files: Sequence[tuple[str, Path | None]] = (
+        ("records", paths.output),
+        ("failures", paths.failures if progress.failed or progress.retries else None),
+        ("metrics", paths.aggregate_metrics),
+        ("captures", settings.capture_dir),
+        ("tokens", settings.token_dir),
+    )
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
+        console = Console(highlight=False, width=max(console.width, 160))
+    present = [(label, path) for label, path in files if path is not None]
+    print_report(console, metrics, present, progress, first_failures(paths.failures))
+    if stopped:
+        return stopped
+    if not progress.done and not progress.unstored:
+        place = escape(str(paths.failures))
+        message = f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}"
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+        return 1
+    return 0

@@ -1,0 +1,73 @@
+"""What a run is told, taken from its settings and checked before Ray starts."""
+
+from __future__ import annotations
+
+from gym_ray.cli.run_rows import row_options
+from gym_ray.errors import SettingsError
+from gym_ray.evidence.build import JoinOptions
+from gym_ray.rollouts.collection_settings import CollectionSettings
+from gym_ray.rollouts.rows import read_rows
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_resume import can_resume
+from gym_ray.rollouts.run_start import RunLock
+from gym_ray.rollouts.session import RunPlan
+from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.settings import RunSettings
+
+__all__ = ["check_plan", "plan_of"]
+
+
+def plan_of(settings: RunSettings) -> RunPlan:
+    """Return the run that the settings ask for.
+
+    Raises:
+        SettingsError: Input or output is missing.
+    """
+    source, output = settings.input_jsonl_fpath, settings.output_jsonl_fpath
+    if output is None:
+        raise SettingsError("command line", "output_jsonl_fpath", "is required", "pass --output RECORDS.jsonl")
+    paths = RunPaths.of(output)
+    if source is None:
+        if not (settings.resume_from_cache and can_resume(paths)):
+            raise SettingsError("command line", "input_jsonl_fpath", "is required", "pass --input ROWS.jsonl")
+        source = paths.materialised
+    return RunPlan(
+        paths=paths,
+        source=source.absolute(),
+        options=row_options(settings),
+        settings=_limits(settings),
+        capture_dir=settings.capture_dir,
+        tokens=TokenPlan.of(settings),
+        join=JoinOptions(
+            derive_turns=settings.derive_turns,
+            compact=settings.compact_evidence,
+            ignored_checks=frozenset(settings.health_check_ignored_checks),
+        ),
+        resume=settings.resume_from_cache,
+        salvage=settings.salvage,
+    )
+
+
+def _limits(settings: RunSettings) -> CollectionSettings:
+    return CollectionSettings(
+        num_samples_in_parallel=settings.num_samples_in_parallel,
+        max_resident_rollout_tasks=settings.max_resident_rollout_tasks,
+        run_timeout_s=settings.run_timeout_s,
+        dispatch_budget_s=settings.dispatch_budget_s,
+        drain_margin_s=settings.drain_margin_s,
+        max_attempts=settings.max_rollout_attempts,
+        retry_terminal_timeouts=settings.retry_terminal_timeouts,
+    )
+
+
+def check_plan(plan: RunPlan) -> None:
+    """Read every row and try the output's lock, so that a mistake costs a moment and touches nothing.
+
+    Raises:
+        InputError: A row cannot be used.
+        StorageError: The output cannot be written, or another collector writes it.
+    """
+    if not (plan.resume and can_resume(plan.paths)):
+        for _ in read_rows(plan.source, plan.options):
+            pass
+    RunLock(plan.paths).close()

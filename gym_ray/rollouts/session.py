@@ -1,0 +1,170 @@
+"""One run of a collector from its lock to its end: begun afresh or taken up again, in whatever process hosts it.
+
+It owns the output's lock, the claim on capture ids and every open file of the run, so that hosts only host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gym_ray.errors import InputError
+from gym_ray.evidence.build import JoinOptions
+from gym_ray.rollouts.capture_owner import CaptureOwner
+from gym_ray.rollouts.collection import Collection
+from gym_ray.rollouts.collection_settings import CollectionSettings
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.ports import RolloutPort
+from gym_ray.rollouts.retry_rules import is_gated
+from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.run_index import IndexLog
+from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_resume import can_resume, resume_run
+from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.rollouts.run_state import RunState
+from gym_ray.rollouts.token_delivery import TokenPlan
+
+__all__ = ["RunPlan", "RunSession", "SessionStart"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run needs to know before it begins; it travels to the process that hosts it.
+
+    Attributes:
+        paths: Where the run writes.
+        source: The input file.
+        options: How the input becomes rows.
+        settings: Limits.
+        capture_dir: The capture directory, None when capture is off.
+        tokens: What is done with captured tokens, None when none are captured.
+        join: How evidence is built.
+        resume: Take up the run that wrote the output, where there is one (D49).
+        salvage: At a resume, set damaged lines aside instead of refusing to go on.
+    """
+
+    paths: RunPaths
+    source: Path
+    options: RowOptions
+    settings: CollectionSettings
+    capture_dir: Path | None
+    tokens: TokenPlan | None = None
+    join: JoinOptions = field(default_factory=JoinOptions)
+    resume: bool = False
+    salvage: bool = False
+
+    @property
+    def capture_dirs(self) -> list[Path]:
+        """Every directory that holds captures of the run, each once."""
+        directories = (self.capture_dir, None if self.tokens is None else self.tokens.directory)
+        return list(dict.fromkeys(path for path in directories if path is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """How a run began.
+
+    Attributes:
+        run_id: 32 hexadecimal digits.
+        rows: Materialised rows.
+        resumed: Whether an earlier run was taken up.
+        done: Rows that have their result already.
+        given_up: Rows without a result that get no further try.
+        set_aside: Where the results of an earlier run went, None when there were none.
+        warnings: What is legal but surprising, one sentence each.
+    """
+
+    run_id: str
+    rows: int
+    resumed: bool
+    done: int
+    given_up: int
+    set_aside: Path | None
+    warnings: tuple[str, ...]
+
+
+class RunSession:
+    """Begins a run and holds what it needs. Close it with :meth:`close`.
+
+    Args:
+        plan: The run.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        self._held = ExitStack()
+        self._state: RunState | None = None
+
+    def begin(self) -> SessionStart:
+        """Take the output's lock and begin: resume where that is asked for and possible, afresh otherwise (D48, D49).
+
+        Raises:
+            InputError: A row, or a line of an earlier run, cannot be used; nothing of an earlier run has changed.
+            StorageError: The output cannot be written, or another collector writes it or captures the same ids.
+        """
+        lock = self._held.enter_context(RunLock(self.plan.paths))
+        if self.plan.resume and can_resume(self.plan.paths):
+            return self._resume(lock)
+        start = begin_run(lock, self.plan.source, self.plan.options, claim=self._claim_all)
+        rows = start.materialisation
+        return SessionStart(start.run_id, rows.rows, False, 0, 0, start.set_aside, rows.warnings)
+
+    def _resume(self, lock: RunLock) -> SessionStart:
+        found = resume_run(lock, salvage=self.plan.salvage, claim=self._claim_unfinished)
+        self._state = found.state
+        done = sum(found.state.done)
+        given_up = found.rows - done - sum(1 for _ in self._unfinished(found.state))
+        return SessionStart(found.run_id, found.rows, True, done, given_up, None, found.warnings)
+
+    def _unfinished(self, state: RunState) -> Iterable[int]:
+        """Yield the rows that may still run."""
+        limits = self.plan.settings
+        for ordinal, done in enumerate(state.done):
+            if not done and not is_gated(
+                state.failures[ordinal],
+                state.terminal[ordinal],
+                limits.max_attempts,
+                retry_terminal_timeouts=limits.retry_terminal_timeouts,
+            ):
+                yield ordinal
+
+    def _claim_all(self, rows_file: Path) -> None:
+        with MaterialisedRows(rows_file) as rows:
+            self._claim(rows, lambda: range(len(rows)))
+
+    def _claim_unfinished(self, rows: MaterialisedRows, state: RunState) -> None:
+        """Claim what this run may still capture; finished rows are not read, so that a resume stays cheap."""
+        self._claim(rows, lambda: self._unfinished(state))
+
+    def _claim(self, rows: MaterialisedRows, ordinals: Callable[[], Iterable[int]]) -> None:
+        for directory in self.plan.capture_dirs:
+            owner = CaptureOwner(directory, _rollout_ids(rows, ordinals()), self.plan.paths.output)
+            self._held.callback(owner.close)
+
+    def collection(self, port: RolloutPort) -> Collection:
+        """Open the run's files for a collection; call it once, after :meth:`begin`.
+
+        Raises:
+            GymRayError: The run's files cannot be opened.
+        """
+        paths, hold = self.plan.paths, self._held.enter_context
+        rows = hold(MaterialisedRows.of(paths))
+        outputs, log, index = hold(RunOutputs(paths)), hold(LedgerLog(paths.ledger)), hold(IndexLog(paths.index))
+        mask_limit = None if self.plan.tokens is None else self.plan.tokens.mask_limit()
+        return Collection(rows, outputs, log, port, self.plan.settings, mask_limit, index=index, state=self._state)
+
+    def close(self) -> None:
+        """Close every file and give the output's lock back; call it when the collection is over. Safe to repeat."""
+        self._held.close()
+
+
+def _rollout_ids(rows: MaterialisedRows, ordinals: Iterable[int]) -> Iterator[str]:
+    for ordinal in ordinals:
+        try:
+            yield rows.attempt(ordinal, 0).rollout_id
+        except InputError:
+            continue  # a damaged row never runs; its turn records it as a failure
