@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import InputError
+from gym_ray.rollouts.freed_memory import give_memory_back
 from gym_ray.rollouts.materialised_rows import AttemptRow, MaterialisedRows
 from gym_ray.rollouts.rows import InputRow, RowOptions, explicit_id, read_rows
 
@@ -77,7 +78,10 @@ def materialise_rows(source: Path, destination: Path, options: RowOptions, *, ru
     except BaseException:
         destination.unlink(missing_ok=True)
         raise
-    return Materialisation(len(indices.repeat), indices.task_count, digest, tuple(sorted(warnings)))
+    rows, tasks = len(indices.repeat), indices.task_count
+    del indices, taken
+    give_memory_back()
+    return Materialisation(rows, tasks, digest, tuple(sorted(warnings)))
 
 
 @dataclass(slots=True)
