@@ -21,8 +21,13 @@ async def write(path: Path, count: int, calls: FileCalls | None = None) -> None:
 
 class Counting(FileCalls):
     def __init__(self) -> None:
-        self.syncs = 0
+        self.syncs = self.read = 0
         self.fail_at: int | None = None
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().pread(fd, size, offset)
+        self.read += len(data)
+        return data
 
     def sync_data(self, fd: int) -> None:
         self.syncs += 1
@@ -75,6 +80,29 @@ async def test_damage_before_a_whole_frame_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(StorageError, match=f"byte {FRAME_BYTES} "):
         LedgerLog(path)
+
+
+async def test_a_long_tail_of_zeros_is_walked_back_to_the_last_whole_frame(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.log"
+    await write(path, 1500)
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(200_000))
+    LedgerLog(path).close()
+    assert path.read_bytes() == whole
+    assert len(list(read_frames(path))) == 1500
+
+
+async def test_opening_reads_the_end_of_a_long_log_only(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.log"
+    await write(path, 3000)
+    data = bytearray(path.read_bytes())
+    data[FRAME_BYTES * 10] ^= 1
+    path.write_bytes(data)
+    calls = Counting()
+    LedgerLog(path, calls=calls).close()
+    assert calls.read <= 64 * 1024
+    with pytest.raises(StorageError, match=rf"ledger\.log: the frame at byte {FRAME_BYTES * 10} is damaged"):
+        list(read_frames(path))
 
 
 async def test_a_failed_sync_refuses_this_and_all_later_starts(tmp_path: Path) -> None:

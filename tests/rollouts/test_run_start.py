@@ -13,6 +13,7 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
 from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
+from gym_ray.testing.storage_faults import RecordingCalls
 
 ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
 
@@ -74,6 +75,37 @@ def test_results_of_an_earlier_run_are_set_aside_and_never_deleted(tmp_path: Pat
     assert "r_materialized_inputs.jsonl" in kept
     assert paths.output.read_bytes() == b""
     assert not paths.ledger.exists()
+
+
+def test_all_that_belongs_to_an_earlier_run_goes_with_it(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    own = (paths.metrics, paths.index, paths.sources, paths.quality_summary, paths.rollout_verdicts)
+    for path in own:
+        path.write_bytes(path.name.encode())
+    for directory in (paths.facts, paths.parts, paths.damaged):
+        directory.mkdir()
+        (directory / "file").write_bytes(directory.name.encode())
+    old_rows_index = paths.rows_index.read_bytes()
+    _, started = begin(tmp_path, source(tmp_path, ROW, {**ROW, "n": 1}))
+    assert started.set_aside is not None
+    kept = tree(started.set_aside)
+    assert kept["rows.index"] == old_rows_index
+    for name in (*(path.name for path in own), "facts/file", "parts/file", "damaged/file"):
+        assert kept[name] == name.removesuffix("/file").encode()
+    there = {path.name for path in paths.directory.iterdir()}
+    assert there == {"lock", "manifest.json", "rows.index", "sources.jsonl", "previous"}
+    assert paths.sources.read_bytes() == b""
+    assert not paths.metrics.exists()
+
+
+def test_a_public_copy_of_health_goes_only_when_it_is_this_runs(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    for path in (paths.quality_summary, paths.rollout_verdicts, paths.public_quality_summary):
+        path.write_bytes(b"mine")
+    paths.public_rollout_verdicts.write_bytes(b"another run's")
+    begin(tmp_path, source(tmp_path))
+    assert not paths.public_quality_summary.exists()
+    assert paths.public_rollout_verdicts.read_bytes() == b"another run's"
 
 
 @pytest.mark.parametrize("bad", [{"agent_ref": {"name": "a"}}, {**ROW, "_ng_rollout_id": "a/b"}, 3])
@@ -179,6 +211,38 @@ def test_records_are_found_by_their_attempt(tmp_path: Path) -> None:
         assert start == OutputMark(0, 0)
     assert json.loads(read_record(paths, done))["reward"] == 1
     assert odd.offset == done.length
+
+
+def test_what_was_written_says_digest_and_flags_also_when_it_is_found(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    failure = {"_ng_task_index": 0, "_ng_rollout_index": 0, "_ng_failure_class": "node_lost"}
+    line = json.dumps({**failure, "_ng_failure_terminal": True}).encode()
+    with RunOutputs(paths) as outputs:
+        written = outputs.append("failures", line)
+        assert written.digest == hashlib.blake2b(line, digest_size=16).digest()
+        assert written.flags == 7 << 8 | 3
+        assert outputs.find("0-0", OutputMark(0, 0)) == written
+        assert outputs.append("failures", line, flags=0).flags == 0
+        assert outputs.append("main", b'{"_ng_failure_terminal": true}').flags == 0
+
+
+def test_sources_are_appended_durably_in_whole_lines(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    paths.sources.write_bytes(b'{"torn')
+    calls = RecordingCalls()
+    with RunOutputs(paths, calls=calls) as outputs:
+        outputs.append_source(b'{"rollout_id": "0-0"}')
+        assert calls.log[-3:] == [
+            ("write", "sources.jsonl"),
+            ("sync_data", "sources.jsonl"),
+            ("unlock", "sources.jsonl"),
+        ]
+    assert paths.sources.read_bytes() == b'{"rollout_id": "0-0"}\n'
+    paths.sources.unlink()
+    with RunOutputs(paths) as outputs:
+        outputs.append_source(b"{}")
+        outputs.append_source(b"{}")
+    assert paths.sources.read_bytes() == b"{}\n{}\n"
 
 
 @pytest.mark.parametrize("written", [Written("main", 0, 99), Written("main", 1, 5), Written("failures", 0, 3)])
