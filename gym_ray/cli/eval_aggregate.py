@@ -69,24 +69,23 @@ def aggregate_runs(
     shards = find_shards([token for token in named if token not in overrides])
     target = _target(output or settings.output_jsonl_fpath, shards)
     found = _aggregated(shards, target, options)
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
-        console = Console(highlight=False, width=max(console.width, 160))
+    health = None if no_health_check or settings.disable_health_check else _judged(shards, target, ignored)
     if as_json:
         typer.echo(exact_json.dumps(found.metrics))
     else:
-        print_figures(console, found.rows(), found.metrics["overall"], {})
-        print_warnings(console, found)
-    written = [target.metrics, target.aggregate_metrics]
-    if not (no_health_check or settings.disable_health_check):
-        health = _judged(shards, target, ignored)
-        if health is not None:
-            written += health.files
-            if not as_json:
-                print_health(console, health)
-    if not as_json:
-        for path in written:
-            console.print(f"[dim]wrote[/] {escape(str(path))}", soft_wrap=True)
+        _show(found, health, [target.metrics, target.aggregate_metrics])
+
+
+def _show(found: Aggregation, health: HealthOutcome | None, written: Sequence[Path]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
+        console = Console(highlight=False, width=max(console.width, 160))
+    print_figures(console, found.rows(), found.metrics["overall"], {})
+    print_warnings(console, found)
+    if health is not None:
+        print_health(console, health)
+    for path in (*written, *(health.files if health is not None else ())):
+        console.print(f"[dim]wrote[/] {escape(str(path))}", soft_wrap=True)
 
 
 def aggregation_options(settings: RunSettings) -> AggregationOptions:

@@ -12,6 +12,7 @@ from gym_ray import exact_json
 from gym_ray.errors import InputError
 from gym_ray.evidence.facts import facts_line
 from gym_ray.rollouts.facts_files import FactsWriter, read_facts
+from gym_ray.rollouts.run_index import finished_frame
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
 
 
@@ -107,3 +108,72 @@ def test_facts_that_cannot_be_kept_cost_a_warning_and_no_join(
     assert [str(writer.path) in record.getMessage() for record in caplog.records] == [True]
     assert [facts.reduced["reward"] for _, facts in read_facts(paths)] == [1, 1, 1]
     assert json.loads(paths.output.read_bytes().splitlines()[0]) == {"reward": 1}
+
+
+def indexed(paths: RunPaths, places: list[Written]) -> None:
+    paths.directory.mkdir(exist_ok=True)
+    paths.index.write_bytes(b"".join(finished_frame(n, 0, place).encode() for n, place in enumerate(places)))
+
+
+def overwrite(paths: RunPaths, written: Written, byte: bytes) -> None:
+    with paths.output.open("r+b") as output:
+        output.seek(written.offset)
+        output.write(byte * (written.length - 1))
+
+
+def test_records_that_the_index_names_and_the_cache_has_are_not_read(paths: RunPaths) -> None:
+    places = [stored(paths, {"reward": str(n)}) for n in range(6)]
+    failure = stored(paths, {"reward": "f"}, "failures")
+    writer = FactsWriter(paths)
+    for n in (0, 2, 3, 5):
+        writer.append(places[n], marked(f"c{n}"))
+    writer.close()
+    indexed(paths, [*(places[n] for n in (5, 2, 0, 1)), failure])  # completion order; 3 and 4 were never indexed
+    overwrite(paths, places[0], b"x")
+    overwrite(paths, places[2], b"x")
+    # 0 and 2 are believed unread, 1 is read where the index says, 3 and 4 are found between.
+    expected = [("c0", "cached"), ("1", "recomputed"), ("c2", "cached"), ("c3", "cached"), ("4", "recomputed")]
+    assert read(paths) == [*expected, ("c5", "cached")]
+    assert [written for written, _ in read_facts(paths)] == places
+    assert read(paths, "failures") == [("f", "recomputed")]
+
+
+@pytest.mark.parametrize("fault", ["cut output", "other last record", "torn frame", "frame of nothing", "overlap"])
+def test_an_index_that_disagrees_with_the_output_is_not_believed(
+    paths: RunPaths, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = [stored(paths, {"reward": str(n)}) for n in range(4)]
+    writer = FactsWriter(paths)
+    for n, place in enumerate(places):
+        writer.append(place, marked(f"c{n}"))
+    writer.close()
+    indexed(paths, places)
+    overwrite(paths, places[1], b" ")  # a blank line, which only a reader of the whole output notices
+    expected = [("c0", "cached"), ("c2", "cached"), ("c3", "cached")]
+    if fault == "cut output":
+        with paths.output.open("r+b") as output:
+            output.truncate(places[3].offset)
+        expected.pop()
+    elif fault == "other last record":
+        overwrite(paths, places[3], b" ")
+        expected.pop()
+    elif fault == "overlap":
+        indexed(paths, [*places, Written("main", 1, 5, bytes(16))])
+    else:
+        frames = bytearray(paths.index.read_bytes())
+        frames[70:72] = b"zz"
+        if fault == "frame of nothing":
+            frames = bytearray(bytes(64)) + frames
+        paths.index.write_bytes(frames)
+    with caplog.at_level(logging.WARNING):
+        assert read(paths) == expected
+    assert bool(caplog.records) == (fault in ("torn frame", "frame of nothing"))
+
+
+def test_many_damaged_lines_are_told_without_counting_lines_for_each(paths: RunPaths) -> None:
+    paths.output.write_bytes(b"{\n" * 30)
+    told: list[str] = []
+    assert list(read_facts(paths, damaged=told.append)) == []
+    assert told[19] == f"{paths.output}, line 20: not a JSON object"
+    assert told[20] == f"{paths.output}, byte 40: not a JSON object"
+    assert len(told) == 30
