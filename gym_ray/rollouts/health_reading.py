@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _RANGE_BYTES: Final = 8 << 20
 _MOST_WORKERS: Final = 8
-_RANGES_A_WORKER: Final = 8
+_RANGES_A_WORKER: Final = 32
 """A process that checks fewer takes longer to start than it saves."""
 _SEEK_BYTES: Final = 1 << 16
 _LONGEST_ERROR: Final = 500

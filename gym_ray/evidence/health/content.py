@@ -45,15 +45,20 @@ def says_anything(value: Any, *, reasoning: bool = False) -> bool:
 def _inside(item: dict[str, Any], reasoning: bool) -> Iterable[Any] | None:
     """Return what an object says, None when it says something by being there."""
     kind = item.get("type")
+    if kind is None:
+        is_message = "content" in item or "role" in item
+        return _message(item, reasoning) if is_message else item.values()
+    if not isinstance(kind, str):
+        return None
     if kind in _TEXT:
         return (item.get("text"), item.get("refusal"))
     if kind in _REASONING:
         return [item.get(part) for part in _PARTS_OF_REASONING] if reasoning else ()
-    if kind == "message" or (kind is None and ("content" in item or "role" in item)):
-        return [item[part] for part in (_MESSAGE_WITH_REASONING if reasoning else _MESSAGE) if part in item]
-    if kind is None:
-        return item.values()
-    return None  # a tool call, an image, or what a later dialect invents
+    return _message(item, reasoning) if kind == "message" else None  # a tool call, an image, or a later invention
+
+
+def _message(item: dict[str, Any], reasoning: bool) -> Iterable[Any]:
+    return [item[part] for part in (_MESSAGE_WITH_REASONING if reasoning else _MESSAGE) if part in item]
 
 
 def response_says_anything(response: Any) -> bool | None:
