@@ -73,6 +73,8 @@ def print_health(console: Console, outcome: HealthOutcome) -> None:
     verdicts, coverage = run["verdicts"], run["artifacts"]["coverage"]
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     console.print(f"[bold]{run['artifacts']['records']} rollouts[/]: {counted}")
+    if not run["artifacts"]["records"]:
+        console.print("[yellow]nothing was checked:[/] the output holds no records")
     table = Table("check", "severity", "findings", "unobserved", "first in", box=None)
     for name in ("findings", "unobserved"):
         next(column for column in table.columns if column.header == name).justify = "right"

@@ -90,6 +90,12 @@ def test_ignored_checks_do_not_fail_it_and_unknown_ones_are_named(output: Path) 
         run(str(output), "--ignore", "hollow")
 
 
+def test_an_output_without_records_says_that_nothing_was_checked(output: Path) -> None:
+    write(output)
+    code, text = run(str(output))
+    assert (code, "nothing was checked" in text) == (0, True)
+
+
 def test_the_table_names_check_severity_counts_and_the_first_rollout(output: Path) -> None:
     write(output, record(4, turns=False), record(7, turns=False))
     lines = [line.split() for line in run(str(output))[1].splitlines()]

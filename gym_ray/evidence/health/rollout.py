@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import RolloutIdError
@@ -60,10 +62,10 @@ def check_rollout(
     if trajectory is not None and not trusted:
         try:
             trajectory = validated_trajectory(trajectory)
-        except ValueError as error:
+        except ValidationError as error:
             trajectory = None
             if "record_unreadable" not in ignored:
-                findings.append(_finding("record_unreadable", None, {"error": _shortened(f"ng_trajectory: {error}")}))
+                findings.append(_finding("record_unreadable", None, {"error": _problem_of(error)}))
     view = view_of(record, trajectory, rules_version)
     unobserved = _run_checks(view, ignored, findings)
     return {
@@ -76,6 +78,13 @@ def check_rollout(
         "unobserved": unobserved,
         STATS: {"rules": rules_of(ignored, rules_version), **_stats(view)},
     }
+
+
+def _problem_of(error: ValidationError) -> str:
+    problems = error.errors(include_url=False, include_input=False)
+    where = ".".join(str(part) for part in ("ng_trajectory", *problems[0]["loc"]))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return _shortened(f"{where}: {problems[0]['msg']}{more}")
 
 
 def rules_of(ignored: frozenset[str], rules_version: int = RULES_VERSION) -> list[Any]:

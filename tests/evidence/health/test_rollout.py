@@ -126,9 +126,15 @@ def test_an_invalid_trajectory_is_a_finding_and_never_trusted_for_anything() -> 
     broken = record([turn(1, "c0"), turn(1, "c0")], [call("c0")])
     row = check_rollout(broken)
     assert [finding["check"] for finding in row["findings"]] == ["record_unreadable"]
-    assert "turn" in row["findings"][0]["detail"]["error"]
+    assert row["findings"][0]["detail"]["error"].startswith("ng_trajectory: Value error, ")
     assert tuple(row["unobserved"]) == SEEN_IN_RECORDS
     assert check_rollout(broken, ignored=frozenset({"record_unreadable"}))["verdict"] == "unobserved"
+
+
+def test_an_invalid_trajectory_names_its_first_problem() -> None:
+    broken = record([turn(1, "c0", turn_no=0, timestamp="soon")], [call("c0")])
+    error = check_rollout(broken)["findings"][0]["detail"]["error"]
+    assert error == "ng_trajectory.turns.0.turn_no: Input should be greater than or equal to 1 (and 1 more)"
 
 
 def test_lines_that_are_no_records_say_why() -> None:
