@@ -59,7 +59,7 @@ def check_rollout(
     """
     findings: list[dict[str, Any]] = []
     trajectory = record.get("ng_trajectory")
-    if trajectory is not None and not trusted:
+    if trajectory is not None and not (trusted and isinstance(trajectory, dict)):
         try:
             trajectory = validated_trajectory(trajectory)
         except ValidationError as error:

@@ -131,6 +131,12 @@ def test_an_invalid_trajectory_is_a_finding_and_never_trusted_for_anything() -> 
     assert check_rollout(broken, ignored=frozenset({"record_unreadable"}))["verdict"] == "unobserved"
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_trajectory_that_is_no_object_is_never_trusted(trusted: bool) -> None:
+    row = check_rollout({"_ng_task_index": 0, "_ng_rollout_index": 0, "ng_trajectory": "text"}, trusted=trusted)
+    assert [finding["check"] for finding in row["findings"]] == ["record_unreadable"]
+
+
 def test_an_invalid_trajectory_names_its_first_problem() -> None:
     broken = record([turn(1, "c0", turn_no=0, timestamp="soon")], [call("c0")])
     error = check_rollout(broken)["findings"][0]["detail"]["error"]
