@@ -82,6 +82,8 @@ def resume_run(
     except OSError as error:
         raise StorageError(f"{paths.output}: the run cannot be resumed: {error}") from error
     warnings = _repair(paths, calls)
+    if manifest is not None and not paths.ledger.exists() and calls.stat(str(paths.output)).st_size:
+        warnings.append(f"{paths.ledger}: is missing; attempts that were killed without a record may run again")
     with MaterialisedRows.of(paths) as rows:
         manifest = _checked(paths, manifest, rows, calls)
         manifest = _with_whole_ledger(paths, manifest, salvage, calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gym_ray.rollouts.failure_classes import class_code
 from gym_ray.rollouts.run_index import read_index, written_of
@@ -21,7 +24,7 @@ from gym_ray.rollouts.run_start import RunLock
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.killed_process import lines_until_killed
 from gym_ray.testing.storage_faults import ForgetfulCalls
-from gym_ray.testing.written_runs import WrittenRun, resumed
+from gym_ray.testing.written_runs import UnsyncedCalls, WrittenRun, resumed
 
 ROWS = 400
 WRITER = """
@@ -103,6 +106,72 @@ def test_kill_9_of_the_writer_of_all_files_loses_nothing_and_repeats_no_attempt(
     check_files(paths, found.rows)
     if not from_outside:
         assert torn >= 4, "no kill hit the middle of a line or frame; the test proves too little"
+
+
+class Died(Exception):
+    """Stands for the process's death."""
+
+
+class DiesInWrites(UnsyncedCalls):
+    """Takes a few bytes a write, and dies before one of them."""
+
+    def __init__(self, piece: int, writes: int) -> None:
+        self._piece, self._left = piece, writes
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        if self._left <= 0:
+            raise Died
+        self._left -= 1
+        return super().write(fd, bytes(data)[: self._piece])
+
+
+@given(
+    lives=st.lists(st.tuples(st.integers(1, 80), st.integers(0, 40)), min_size=1, max_size=6),
+    outcomes=st.lists(st.sampled_from(["done", "failed", "terminal", "killed"]), min_size=12, max_size=12),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_number_of_deaths_leaves_each_row_in_one_place(
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, int]], outcomes: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("run")
+    with WrittenRun(root, 4, calls=UnsyncedCalls()) as begun:
+        paths = begun.paths
+    ran: set[tuple[int, int]] = set()
+    stored: dict[tuple[int, int], str] = {}
+    turn = iter(outcomes * 20)
+    for piece, writes in lives:
+        with contextlib.suppress(Died):
+            live_once(root, DiesInWrites(piece, writes), turn, ran, stored)
+    state = resumed(paths, calls=UnsyncedCalls()).state
+    for ordinal in range(4):
+        ends = {what for (row, _), what in stored.items() if row == ordinal}
+        assert state.done[ordinal] >= ("done" in ends)
+        assert state.terminal[ordinal] >= ("terminal" in ends)
+        assert state.failures[ordinal] >= len([1 for (row, _), what in stored.items() if row == ordinal]) - 1
+        assert state.attempts[ordinal] >= max([attempt + 1 for row, attempt in ran if row == ordinal], default=0)
+    if paths.output.stat().st_size:
+        check_files(paths, 4)
+
+
+def live_once(
+    root: Path, calls: FileCalls, turn: Iterator[str], ran: set[tuple[int, int]], stored: dict[tuple[int, int], str]
+) -> None:
+    with WrittenRun(root, None, calls=calls) as run:
+        assert run.resumed is not None
+        state = run.resumed.state
+        for ordinal in list(state.pending(3)):
+            attempt = state.attempts[ordinal]
+            run.start(ordinal, attempt)
+            assert (ordinal, attempt) not in ran, "an attempt ran twice"
+            ran.add((ordinal, attempt))
+            outcome = next(turn)
+            if outcome == "killed":
+                continue
+            failed = {"_ng_failure_class": "judge_failed"} if outcome != "done" else {"reward": 1.0}
+            terminal = {"_ng_failure_terminal": True} if outcome == "terminal" else {}
+            written = run.record(ordinal, attempt, pad="x" * (ordinal * 11), **failed, **terminal)
+            stored[ordinal, attempt] = outcome
+            run.log(ordinal, attempt, written)
 
 
 def check_files(paths: RunPaths, rows: int) -> None:
