@@ -137,7 +137,11 @@ class _Places:
             while start < offset:
                 yield start, end, None
                 start, end = next(holes)
-            yield offset, offset + self._lengths[entry], bytes(self._digests[entry * _DIGEST_BYTES :][:_DIGEST_BYTES])
+            yield (
+                offset,
+                offset + self._lengths[entry],
+                bytes(self._digests[entry * _DIGEST_BYTES : (entry + 1) * _DIGEST_BYTES]),
+            )
         while start < 1 << 63:
             yield start, end, None
             start, end = next(holes)

@@ -17,7 +17,7 @@ from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics, write_agent_entries
 from gym_ray.rollouts.metrics.group_figures import GroupFigures
 from gym_ray.rollouts.metrics.live import MetricsRow
-from gym_ray.rollouts.metrics.outcome_table import OutcomeTable, RolloutOutcome
+from gym_ray.rollouts.metrics.outcome_table import OutcomeTable, RolloutOutcome, TaskOutcomes
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, group_of
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.posix import PosixStore
@@ -153,19 +153,24 @@ class _Figures:
 
     def __init__(self, table: OutcomeTable, options: AggregationOptions) -> None:
         self._options, self.replaced = options, 0
-        self._all = GroupFigures()
-        self._agents: dict[str, GroupFigures] = {}
+        self._all, names = GroupFigures(), table.agents()
+        # The figures of the only agent are those of the whole.
+        self._agents: dict[str, GroupFigures] = {names[0]: self._all} if len(names) == 1 else {}
         self._groups: dict[str, GroupFigures] = {}
         for task in table.tasks():
             self._all.add_task(task.task, task.rollouts, options)
             self.replaced += sum(rollout.duplicates for rollout in task.rollouts)
-            by_agent: dict[str, list[RolloutOutcome]] = {}
-            for rollout in task.rollouts:
-                by_agent.setdefault(rollout.agent, []).append(rollout)
-            for agent, rollouts in by_agent.items():
-                self._agents.setdefault(agent, GroupFigures()).add_task(task.task, rollouts, options)
+            if len(names) > 1:
+                self._add_by_agent(task)
             if task.group is not None:
                 self._group(task.group).add_task(task.task, task.rollouts, options)
+
+    def _add_by_agent(self, task: TaskOutcomes) -> None:
+        by_agent: dict[str, list[RolloutOutcome]] = {}
+        for rollout in task.rollouts:
+            by_agent.setdefault(rollout.agent, []).append(rollout)
+        for agent, rollouts in by_agent.items():
+            self._agents.setdefault(agent, GroupFigures()).add_task(task.task, rollouts, self._options)
 
     def _group(self, name: str) -> GroupFigures:
         known = name in self._groups or len(self._groups) < _MOST_GROUPS

@@ -49,7 +49,7 @@ class GroupFigures:
         self._gaps: Counter[str] = Counter()
         self._mask_reasons: Counter[str] = Counter()
         self._reward, self._solved = ClusteredMean(), ClusteredMean()
-        self._passed = PassMajority()
+        self._passed = PassMajority(whole=False)
         self._calls = _Known()
         self._tokens = {name: _Known() for name in _TOKENS}
         self._latency = Distribution()

@@ -30,10 +30,12 @@ class _ByK:
         self._ended: list[int] = []
 
     def add(self, values: Sequence[float]) -> None:
-        for listed in (self._sums, self._last):
-            listed.extend(0.0 for _ in range(len(listed), len(values)))
-        for counts in (self._tasks, self._ended):
-            counts.extend(0 for _ in range(len(counts), len(values)))
+        more = len(values) - len(self._sums)
+        if more > 0:
+            self._sums += [0.0] * more
+            self._last += [0.0] * more
+            self._tasks += [0] * more
+            self._ended += [0] * more
         for index, value in enumerate(values):
             self._sums[index] += value
             self._tasks[index] += 1
@@ -60,8 +62,10 @@ class _Scores:
     def __init__(self) -> None:
         self.passed, self.averaged, self.samples = _ByK(), _ByK(), _ByK()
 
-    def add(self, scores: Sequence[float]) -> None:
+    def add(self, scores: Sequence[float], *, whole: bool) -> None:
         self.passed.add(_pass_values(scores))
+        if not whole:
+            return
         total, averages = 0.0, []
         for count, score in enumerate(scores, 1):
             total += score
@@ -86,10 +90,15 @@ def _pass_values(scores: Sequence[float]) -> list[float]:
 
 
 class PassMajority:
-    """Collects tasks one after the other; memory depends on the number of repeats, not of tasks."""
+    """Collects tasks one after the other; memory depends on the number of repeats, not of tasks.
 
-    def __init__(self) -> None:
+    Args:
+        whole: Collect what :meth:`metrics` needs; without it there are :meth:`pass_at_k` and :meth:`majority_at_k`.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
         self.tasks = 0
+        self._whole = whole
         self._accuracy, self._no_answer = _Scores(), _Scores()
         self._majority, self._majority_silent = _ByK(), _ByK()
         self._answers = False
@@ -105,17 +114,24 @@ class PassMajority:
             return
         self.tasks += 1
         scores = [score for score, _ in scored]
-        self._accuracy.add(scores)
+        self._accuracy.add(scores, whole=self._whole)
         if any(ANSWER_FIELD in reply for _, reply in scored):
             self._answers = True
             answers = [_comparable(reply.get(ANSWER_FIELD)) for _, reply in scored]
-            self._no_answer.add([float(answer is None) for answer in answers])
             majority, silent = _majority_values(scores, answers)
             self._majority.add(majority)
-            self._majority_silent.add(silent)
+            if self._whole:
+                self._no_answer.add([float(answer is None) for answer in answers], whole=True)
+                self._majority_silent.add(silent)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics by their names of D158."""
+        """Return the metrics by their names of D158.
+
+        Raises:
+            ValueError: Not all that they need was collected.
+        """
+        if not self._whole:
+            raise ValueError("only pass@k and majority@k were collected")
         if not self.tasks:
             return {}
         found = _named("accuracy", self._accuracy)

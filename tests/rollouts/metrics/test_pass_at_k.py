@@ -83,6 +83,17 @@ def test_answers_of_any_kind_are_compared_as_json() -> None:
     assert pass_majority([replies([1.0, 0.0, 1.0, 0.0], answers)])["majority@4/accuracy"] == 100.0
 
 
+def test_a_collection_for_the_table_alone_gives_the_same_and_refuses_the_rest() -> None:
+    part, whole = PassMajority(whole=False), PassMajority()
+    for task in (replies([1.0, 0.0, 0.0], ["A", None, "B"]), replies([0.0, 1.0], ["C", "C"])):
+        part.add_task(task)
+        whole.add_task(task)
+    assert part.pass_at_k() == whole.pass_at_k() != []
+    assert part.majority_at_k() == whole.majority_at_k() != []
+    with pytest.raises(ValueError, match="only pass@k"):
+        part.metrics()
+
+
 def test_many_repeats_show_a_few_ks_with_the_tasks_that_have_so_many() -> None:
     collected = PassMajority()
     collected.add_task(replies([0.0] * 99 + [1.0], ["A"] * 100))
