@@ -105,3 +105,10 @@ def test_a_long_number_is_exact_at_every_place_and_of_every_length(
 ) -> None:
     number = -number if negative else number
     assert exact_json.loads(b'["%s",%d,"%s"]' % (b"x" * before, number, b"y" * after))[1] == number
+
+
+@given(st.lists(st.integers(-(10**21), 10**21) | st.integers(0, 200_000), max_size=200), st.integers(0, 3))
+def test_long_numbers_among_many_short_ones_are_exact(numbers: list[int], spaces: int) -> None:
+    data = b" " * spaces + json.dumps(numbers, separators=(",", ":")).encode()
+    assert exact_json.loads(data) == numbers
+    assert exact_json.loads_within(data)(data) == numbers

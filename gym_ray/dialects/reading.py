@@ -5,14 +5,14 @@ The shape of an answer decides how it is read, not the route it came from (A100)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_ray import exact_json
 from gym_ray.dialects import chat, messages, responses
 
-__all__ = ["finish_reason", "parse_arguments", "reasoning", "tool_calls"]
+__all__ = ["Answer", "finish_reason", "parse_arguments", "read_answer", "reasoning", "tool_calls"]
 
 
 _DEEPEST_LEVELS = 128
@@ -27,6 +27,33 @@ def _dialect_of(response: dict[str, Any]) -> ModuleType | None:
     return messages if isinstance(response.get("content"), list) else None
 
 
+class Answer(NamedTuple):
+    """What an answer says, beside its payload (A99, A101-A103).
+
+    Attributes:
+        finish_reason: As :func:`finish_reason`.
+        tool_calls: As :func:`tool_calls`.
+        reasoning: As :func:`reasoning`.
+    """
+
+    finish_reason: str | None
+    tool_calls: list[dict[str, Any]]
+    reasoning: str | None
+
+
+def read_answer(response: dict[str, Any]) -> Answer:
+    """Read all of an answer at once; every call that is captured comes through here."""
+    dialect = _dialect_of(response)
+    if dialect is responses:
+        calls, texts = responses.calls_and_thoughts(response)
+        return Answer(finish_reason(response), _tool_calls(calls) if calls else [], _joined(texts) if texts else None)
+    if dialect is None:
+        return Answer(finish_reason(response), [], None)
+    return Answer(
+        finish_reason(response), _tool_calls(dialect.tool_calls(response)), _joined(dialect.reasoning_texts(response))
+    )
+
+
 def finish_reason(response: dict[str, Any]) -> str | None:
     """Return the first of stop reason, first choice's finish reason, and reason of incompleteness (A99)."""
     return messages.finish_reason(response) or chat.finish_reason(response) or responses.finish_reason(response)
@@ -35,18 +62,24 @@ def finish_reason(response: dict[str, Any]) -> str | None:
 def tool_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the tool calls of an answer, in order, as ``{"call_id", "name", "arguments"}`` (A101, A102)."""
     dialect = _dialect_of(response)
-    calls: Iterator[tuple[Any, Any, Any]] = dialect.tool_calls(response) if dialect is not None else iter(())
+    return [] if dialect is None else _tool_calls(dialect.tool_calls(response))
+
+
+def reasoning(response: dict[str, Any]) -> str | None:
+    """Return the reasoning texts of an answer joined with LF, None when there are none (A103)."""
+    dialect = _dialect_of(response)
+    return None if dialect is None else _joined(dialect.reasoning_texts(response))
+
+
+def _tool_calls(calls: Iterable[tuple[Any, Any, Any]]) -> list[dict[str, Any]]:
     return [
         {"call_id": _text(call_id), "name": _text(name), "arguments": parse_arguments(arguments)}
         for call_id, name, arguments in calls
     ]
 
 
-def reasoning(response: dict[str, Any]) -> str | None:
-    """Return the reasoning texts of an answer joined with LF, None when there are none (A103)."""
-    dialect = _dialect_of(response)
-    texts: Iterator[Any] = dialect.reasoning_texts(response) if dialect is not None else iter(())
-    return "\n".join(text for text in texts if isinstance(text, str) and text) or None
+def _joined(texts: Iterable[Any]) -> str | None:
+    return "\n".join([text for text in texts if isinstance(text, str) and text]) or None
 
 
 def parse_arguments(arguments: Any) -> dict[str, Any]:

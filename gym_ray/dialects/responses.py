@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from gym_ray.dialects.unknown_members import merge_member
 
-__all__ = ["ENVELOPES", "TERMINAL_EVENTS", "Response", "finish_reason", "reasoning_texts", "tool_calls"]
+__all__ = [
+    "ENVELOPES",
+    "TERMINAL_EVENTS",
+    "Response",
+    "calls_and_thoughts",
+    "finish_reason",
+    "reasoning_texts",
+    "tool_calls",
+]
 
 TERMINAL_EVENTS = {
     "response.completed": "complete",
@@ -281,23 +289,42 @@ def tool_calls(response: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
 
     A hosted tool has the name of its item's type, and what it was asked as arguments.
     """
-    for item in _objects(response.get("output")):
-        kind = item.get("type")
-        if isinstance(kind, str) and kind.endswith("_call"):
-            asked = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), None)
-            yield item.get("call_id") or item.get("id"), item.get("name") or kind.removesuffix("_call"), asked
+    return iter(calls_and_thoughts(response)[0])
 
 
 def reasoning_texts(response: dict[str, Any]) -> Iterator[Any]:
     """Yield the texts of reasoning items: their summary, or their content where there is no summary text (A103)."""
-    for item in _objects(response.get("output")):
-        if item.get("type") != "reasoning":
+    return iter(calls_and_thoughts(response)[1])
+
+
+def calls_and_thoughts(response: dict[str, Any]) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
+    """Return what :func:`tool_calls` and :func:`reasoning_texts` yield, found in one walk over the items."""
+    calls: list[tuple[Any, Any, Any]] = []
+    texts: list[Any] = []
+    output = response.get("output")
+    for item in output if isinstance(output, list) else ():
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "message" or not isinstance(kind, str):
             continue
-        texts = [part.get("text") for part in _objects(item.get("summary"))]
-        if not any(isinstance(text, str) and text for text in texts):
-            texts = [part.get("text") for part in _objects(item.get("content"))]
-        yield from texts
+        if kind == "reasoning":
+            texts += _thoughts(item)
+        elif kind.endswith("_call"):
+            calls.append((item.get("call_id") or item.get("id"), item.get("name") or kind[:-5], _asked(item)))
+    return calls, texts
 
 
-def _objects(values: Any) -> Iterator[dict[str, Any]]:
-    return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else iter(())
+def _asked(item: dict[str, Any]) -> Any:
+    for member in ("arguments", "input", "action"):
+        if (asked := item.get(member)) is not None:
+            return asked
+    return None
+
+
+def _thoughts(item: dict[str, Any]) -> list[Any]:
+    texts: list[Any] = []
+    for member in ("summary", "content"):
+        parts = item.get(member)
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if texts and any(isinstance(text, str) and text for text in texts):
+            break
+    return texts

@@ -35,18 +35,15 @@ class TokenCounts:
 
 
 _UNKNOWN = TokenCounts()
+_GENERATED = ("output_tokens", "completion_tokens")
+_CACHED = ("cached_tokens", "cached_input_tokens")
+_CACHED_ABOVE = ("cache_read_input_tokens", "cached_input_tokens")
+_REASONING = ("reasoning_tokens",)
 
 
 def count(value: object) -> int | None:
     """Return a value that is a count (a JSON integer of at least 0), else None; a boolean is none (A105)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _first(*values: object) -> int | None:
-    for value in values:
-        if value is not None and (found := count(value)) is not None:
-            return found
-    return None
 
 
 def token_counts(usage: object) -> TokenCounts:
@@ -56,24 +53,16 @@ def token_counts(usage: object) -> TokenCounts:
     get = usage.get
     prompt, given = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
     tokens_in = _tokens_in(usage, openai_style=prompt is not None or given is not None)
-    tokens_out = _first(get("output_tokens"), get("completion_tokens"))
+    tokens_out = _first(usage, _GENERATED)
     total = count(get("total_tokens"))
     if total is None and tokens_in is not None and tokens_out is not None:
         total = tokens_in + tokens_out
-    cached = _first(
-        prompt and prompt.get("cached_tokens"),
-        prompt and prompt.get("cached_input_tokens"),
-        given and given.get("cached_tokens"),
-        given and given.get("cached_input_tokens"),
-        get("cache_read_input_tokens"),
-        get("cached_input_tokens"),
-    )
-    generated, completion = _details(usage, "output_tokens_details"), _details(usage, "completion_tokens_details")
-    reasoning = _first(
-        generated and generated.get("reasoning_tokens"),
-        completion and completion.get("reasoning_tokens"),
-        get("reasoning_output_tokens"),
-    )
+    cached = _first(prompt, _CACHED)
+    if cached is None and (cached := _first(given, _CACHED)) is None:
+        cached = _first(usage, _CACHED_ABOVE)
+    reasoning = _first(_details(usage, "output_tokens_details"), _REASONING)
+    if reasoning is None and (reasoning := _first(_details(usage, "completion_tokens_details"), _REASONING)) is None:
+        reasoning = count(get("reasoning_output_tokens"))
     return TokenCounts(
         tokens_in,
         tokens_out,
@@ -83,6 +72,15 @@ def token_counts(usage: object) -> TokenCounts:
         None if cached is None else cached > 0,
         count(get("cache_creation_input_tokens")),
     )
+
+
+def _first(holder: dict[str, Any] | None, names: tuple[str, ...]) -> int | None:
+    """Return the first of these members that is a count."""
+    if holder is not None:
+        for name in names:
+            if (found := count(holder.get(name))) is not None:
+                return found
+    return None
 
 
 def _details(usage: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.model_call_capture.call_views import CallView, build_views
+from gym_ray.model_call_capture.call_views import CallView, read_views
 from gym_ray.model_call_capture.lines import CaptureSnapshot, parse_lines
 from gym_ray.model_call_capture.records import (
     ModelCallRecord,
@@ -103,9 +103,8 @@ class ReadCapture:
 
 def read_capture(snapshot: CaptureSnapshot) -> ReadCapture:
     """Read the calls of a capture and name what its file and its marker say is missing; never raises for bad bytes."""
-    exchanges, damaged = parse_lines(snapshot.data or b"")
-    calls, unbuildable = build_views(exchanges)
-    return ReadCapture(calls, _gaps(snapshot, len(calls), damaged + unbuildable))
+    calls, unreadable = read_views(snapshot.data or b"")
+    return ReadCapture(calls, _gaps(snapshot, len(calls), unreadable))
 
 
 def build_attachment(

@@ -7,10 +7,9 @@ decides. What comes out is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from gym_ray.model_call_capture.lines import iterate_exchanges
 from gym_ray.model_call_capture.records import (
     ModelCallRecord,
     build_record,
@@ -18,23 +17,11 @@ from gym_ray.model_call_capture.records import (
     payloads_of,
 )
 
-__all__ = ["CallView", "build_view", "build_views"]
+__all__ = ["CallView", "build_view", "read_views"]
 
-_TEXTS = (
-    "model_call_id",
-    "response_id",
-    "client_session_id",
-    "model",
-    "dialect",
-    "response_status",
-    "finish_reason",
-    "local_response_reason",
-    "error_category",
-)
-_INTEGERS = ("status_code", "upstream_status_code")
-_TIMES = ("started_at", "completed_at")
-_LATENCIES = ("latency_total_ms", "latency_ttft_ms")
 _SOURCES = (None, "upstream", "local")
+_OPTIONAL_INTEGER = frozenset({int, type(None)})
+_OPTIONAL_FLOAT = frozenset({float, type(None)})
 
 
 class CallView(NamedTuple):
@@ -65,67 +52,63 @@ def build_view(exchange: dict[str, Any], call_index: int) -> CallView:
         ValueError: As :func:`~gym_ray.model_call_capture.records.build_record`.
     """
     fields, payloads = derived_fields(exchange, call_index), payloads_of(exchange)
-    if not (_is_plain(fields) and _has_plain_keys(fields, payloads) and _with_record_values(fields)):
+    if not (_has_plain_texts(fields, payloads) and _with_record_values(fields)):
         fields = build_record(exchange, call_index).as_json(include_payloads=False)
-    return CallView(fields, **payloads)
+    return CallView(fields, *payloads.values())
 
 
-def build_views(exchanges: Iterable[tuple[int, dict[str, Any]]]) -> tuple[list[CallView], int]:
-    """Read ``(index, exchange)`` pairs; returns the calls and the number that could not be built (A70c)."""
+def read_views(data: bytes) -> tuple[list[CallView], int]:
+    """Read the bytes of a capture file; returns the calls and the number of lines that hold none (A70b, A70c).
+
+    Each line is read while what was parsed of it is still in the processor's cache.
+    """
     views: list[CallView] = []
-    unbuildable = 0
-    for index, exchange in exchanges:
+    unreadable = 0
+    for index, exchange in iterate_exchanges(data):
+        if exchange is None:
+            unreadable += 1
+            continue
         try:
             views.append(build_view(exchange, index))
         except ValueError:
-            unbuildable += 1  # counted, and reported as a gap by whoever reads
-    return views, unbuildable
+            unreadable += 1  # counted, and reported as a gap by whoever reads
+    return views, unreadable
 
 
-def _is_plain(fields: dict[str, Any]) -> bool:
-    """Whether every value is plainly what a record holds; a text beyond ASCII may have a lone surrogate, so it is not.
+def _has_plain_texts(fields: dict[str, Any], payloads: dict[str, Any]) -> bool:
+    """Whether every short text is one, or None, and ASCII, and every other holds no lone surrogate (as records ask).
 
-    A value that is no plain one may be right all the same.
+    What is not plain may be right all the same.
     """
-    for name in _TEXTS:
-        text = fields[name]
-        if text is not None and not (type(text) is str and text.isascii()):
-            return False
-    for name in _INTEGERS:
-        if fields[name] is not None and type(fields[name]) is not int:
-            return False
-    attempted, source, reasoning = fields["upstream_attempted"], fields["response_source"], fields["reasoning_content"]
-    return (
-        (attempted is None or type(attempted) is bool)
-        and source in _SOURCES
-        and (reasoning is None or _is_unicode(reasoning))
-    )
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
+    texts = [
+        fields["model_call_id"],
+        fields["response_id"],
+        fields["client_session_id"],
+        fields["model"],
+        fields["dialect"],
+        fields["response_status"],
+        fields["finish_reason"],
+        fields["local_response_reason"],
+        fields["error_category"],
+        *(payloads["request"] or ()),
+        *(payloads["response"] or ()),
+    ]
+    for call in fields["tool_calls"]:
+        texts += (call["call_id"], call["name"], *call["arguments"])
     try:
-        text.encode()
-    except UnicodeEncodeError:
+        if not "".join([text for text in texts if text is not None]).isascii():
+            return False
+        for text in (fields["reasoning_content"], payloads["request_raw"], payloads["response_raw"]):
+            if text is not None and not text.isascii():
+                text.encode()
+    except (TypeError, UnicodeEncodeError):
         return False
     return True
 
 
-def _has_plain_keys(fields: dict[str, Any], payloads: dict[str, Any]) -> bool:
-    objects = [payloads["request"], payloads["response"]]
-    for call in fields["tool_calls"]:
-        if not ((call["call_id"] or "").isascii() and (call["name"] or "").isascii()):
-            return False
-        objects.append(call["arguments"])
-    return all(key.isascii() for found in objects if found is not None for key in found) and all(
-        text is None or _is_unicode(text) for text in (payloads["request_raw"], payloads["response_raw"])
-    )
-
-
 def _with_record_values(fields: dict[str, Any]) -> bool:
     """Bring server, times and latencies into the form that they have in a record; False where that is not plain."""
-    server = fields["model_ref"]
+    server, attempted = fields["model_ref"], fields["upstream_attempted"]
     if server is not None:
         if type(server) is not dict or len(server) != 2 or server.get("type") != "responses_api_models":
             return False
@@ -133,14 +116,19 @@ def _with_record_values(fields: dict[str, Any]) -> bool:
         if type(name) is not str or not name.isascii():
             return False
         fields["model_ref"] = {"type": "responses_api_models", "name": name}
-    for name in _LATENCIES:
-        if fields[name] is not None and type(fields[name]) is not float:
-            return False
-    for name in _TIMES:
+    if (
+        not (attempted is None or type(attempted) is bool)
+        or fields["response_source"] not in _SOURCES
+        or not _OPTIONAL_INTEGER.issuperset((type(fields["status_code"]), type(fields["upstream_status_code"])))
+        or not _OPTIONAL_FLOAT.issuperset((type(fields["latency_total_ms"]), type(fields["latency_ttft_ms"])))
+    ):
+        return False
+    for name in ("started_at", "completed_at"):
         seconds = fields[name]
         if seconds is None:
             continue
         if type(seconds) is not float or not 0.0 <= seconds < 1e11:
             return False
-        fields[name] = datetime.fromtimestamp(seconds, UTC).timestamp()
+        whole = int(seconds)  # to the microsecond, as a record's time is
+        fields[name] = (whole * 1_000_000 + round((seconds - whole) * 1e6)) / 1_000_000
     return True

@@ -12,7 +12,7 @@ from typing import Any
 
 from gym_ray import exact_json
 
-__all__ = ["CaptureSnapshot", "iterate_lines", "parse_lines"]
+__all__ = ["CaptureSnapshot", "iterate_exchanges", "iterate_lines", "parse_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,30 @@ def iterate_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
         index += 1
 
 
+def iterate_exchanges(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield every line of a capture file with its index, parsed, None where it holds no JSON object (A70b).
+
+    The index counts non-blank lines, damaged ones too.
+    """
+    fast = exact_json.loads_within(data)
+    for index, line in iterate_lines(data):
+        try:
+            exchange = fast(line)
+        except ValueError:
+            exchange = exact_json.loads_object(line)
+        yield index, exchange if isinstance(exchange, dict) else None
+
+
 def parse_lines(data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Parse the bytes of a capture file (A70b).
 
     Returns:
         The exchanges with their line index, and the number of lines that hold no JSON object (torn, damaged, not UTF-8,
-        or JSON of another kind). The index counts non-blank lines, damaged ones too.
+        or JSON of another kind).
     """
     exchanges: list[tuple[int, dict[str, Any]]] = []
     invalid = 0
-    for index, line in iterate_lines(data):
-        exchange = exact_json.loads_object(line)
+    for index, exchange in iterate_exchanges(data):
         if exchange is None:
             invalid += 1
         else:

@@ -154,6 +154,7 @@ def derived_fields(exchange: dict[str, Any], call_index: int) -> dict[str, Any]:
     request, answer = _object(get("request")) or {}, _object(get("response")) or {}
     # What the handler knew goes before what it told its client; null there says that nobody counted (W13).
     counts = token_counts(exchange["usage"] if "usage" in exchange else answer.get("usage"))
+    finish_reason, tool_calls, reasoning = reading.read_answer(answer)
     # One literal dict: this runs for every line of every capture file that is read.
     return {
         "model_call_id": get("model_call_id"),
@@ -165,7 +166,7 @@ def derived_fields(exchange: dict[str, Any], call_index: int) -> dict[str, Any]:
         "dialect": get("dialect"),
         "status_code": get("status_code"),
         "response_status": _text(answer.get("status")),
-        "finish_reason": reading.finish_reason(answer),
+        "finish_reason": finish_reason,
         "upstream_attempted": get("upstream_attempted"),
         "response_source": get("response_source"),
         "upstream_status_code": get("upstream_status_code"),
@@ -176,8 +177,8 @@ def derived_fields(exchange: dict[str, Any], call_index: int) -> dict[str, Any]:
         "tokens_out": counts.tokens_out,
         "tokens_reasoning": counts.tokens_reasoning,
         "tokens_total": counts.tokens_total,
-        "tool_calls": reading.tool_calls(answer),
-        "reasoning_content": reading.reasoning(answer),
+        "tool_calls": tool_calls,
+        "reasoning_content": reasoning,
         "cache_hit": counts.cache_hit,
         "cached_tokens": counts.cached_tokens,
         "cache_creation_tokens": counts.cache_creation_tokens,

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_ray.model_call_capture.call_views import build_view, build_views
+from gym_ray.model_call_capture.call_views import build_view, read_views
 from gym_ray.model_call_capture.records import PAYLOAD_FIELDS, build_record
 
 CALL: dict[str, Any] = {
@@ -116,7 +117,9 @@ def test_a_plain_call_is_read_without_its_record(monkeypatch: pytest.MonkeyPatch
     assert view.request is CALL["request"]
 
 
-def test_what_cannot_be_built_is_counted() -> None:
-    views, unbuildable = build_views([(0, CALL), (1, {"model_ref": 5}), (2, CALL)])
-    assert [view.fields["call_index"] for view in views] == [0, 2]
-    assert unbuildable == 1
+def test_what_cannot_be_read_is_counted_and_keeps_its_place() -> None:
+    lines = [CALL, {"model_ref": 5}, "torn", CALL | {"status_code": 2**70}]
+    data = b"".join((b'{"torn' if line == "torn" else json.dumps(line).encode()) + b"\n\n" for line in lines)
+    views, unreadable = read_views(data)
+    assert [(view.fields["call_index"], view.fields["status_code"]) for view in views] == [(0, 200), (3, 2**70)]
+    assert unreadable == 2
