@@ -162,7 +162,9 @@ class FrameLog:
         except OSError as error:
             raise StorageError(f"{path}: the {what} cannot be opened: {error}") from error
         try:
-            self._calls.truncate(self._descriptor, self._end_of_frames())
+            end = self._end_of_frames()
+            if end != self._calls.fstat(self._descriptor).st_size:
+                self._calls.truncate(self._descriptor, end)
             self._calls.sync(self._descriptor)
             sync_directory(self._calls, str(path.parent))
         except OSError as error:

@@ -27,6 +27,10 @@ from gym_ray.storage.posix import sync_directory
 __all__ = ["RunLock", "RunStart", "begin_run", "create_outputs", "remove_left_overs"]
 
 
+_HOLDER_BYTES = 200
+"""What the lock file says of its holder, filled up with blanks so that nothing of an earlier one is left."""
+
+
 class RunLock:
     """The right to write one output, held until it is closed or its process dies (D58).
 
@@ -52,14 +56,16 @@ class RunLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 200, 0).decode("ascii", "replace").strip() or "another process"
+            holder = (
+                os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "another process"
+            )
             raise StorageError(
                 f"{self.paths.output}: another collector ({holder}) writes this output; wait for it or choose another"
             ) from None
         except OSError as error:
             raise StorageError(f"{self.paths.lock}: the file system has no locks: {error}") from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode("ascii", "replace"), 0)
+        holder = f"pid {os.getpid()} on {os.uname().nodename}".encode("ascii", "replace")[:_HOLDER_BYTES]
+        os.pwrite(self._descriptor, holder.ljust(_HOLDER_BYTES), 0)
 
     def __enter__(self) -> RunLock:
         return self

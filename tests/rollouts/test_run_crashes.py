@@ -79,7 +79,7 @@ def test_kill_9_of_the_writer_of_all_files_loses_nothing_and_repeats_no_attempt(
     begun: set[tuple[int, int]] = set()
     ended: dict[str, set[tuple[int, int]]] = {"done": set(), "failed": set()}
     torn = 0
-    for _ in range(8):
+    for _ in range(6):
         piece, pieces = ("4096", "0") if from_outside else ("24", str(pick.randrange(1, 1500)))
         command = [sys.executable, "-c", WRITER, str(tmp_path), piece, pieces]
         lines = lines_until_killed(command, pick.randrange(1, 70) if from_outside else 100_000)
@@ -105,7 +105,7 @@ def test_kill_9_of_the_writer_of_all_files_loses_nothing_and_repeats_no_attempt(
     assert len(ended["done"]) > 10
     check_files(paths, found.rows)
     if not from_outside:
-        assert torn >= 4, "no kill hit the middle of a line or frame; the test proves too little"
+        assert torn >= 3, "no kill hit the middle of a line or frame; the test proves too little"
 
 
 class Died(Exception):
