@@ -32,7 +32,7 @@ _WHOLE = ("agent_metrics", "key_metrics", "group_level_metrics")
 def write_agent_entries(
     path: Path, table: OutcomeTable, options: AggregationOptions, post: PostMetrics | None
 ) -> list[str]:
-    """Replace ``path`` by an array with one entry for each agent, sorted by name; return warnings.
+    """Replace ``path`` by an array with one entry for each agent that has replies, by name; return warnings.
 
     Memory holds one task and 8 bytes for each number of each reply of one agent.
 
@@ -42,11 +42,17 @@ def write_agent_entries(
     warnings: list[str] = []
     with _replaced(path) as out:
         out.write(b"[")
-        for number, agent in enumerate(table.agents()):
+        scored = (agent for agent in table.agents() if _has_replies(agent, table, options))
+        for number, agent in enumerate(scored):
             out.write(b",\n" if number else b"\n")
             _write_entry(out, agent, table, options, _answer(agent, table, options, post, warnings))
         out.write(b"\n]\n")
     return warnings
+
+
+def _has_replies(agent: str, table: OutcomeTable, options: AggregationOptions) -> bool:
+    replies = (scored_reply(task.task, one, options) for task in table.tasks(agent) for one in task.rollouts)
+    return any(reply is not None for reply in replies)
 
 
 @contextmanager

@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gym_ray.errors import StorageError
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
@@ -287,6 +291,15 @@ def test_records_of_any_shape_never_stop_it(paths: RunPaths) -> None:
     assert json.loads(paths.aggregate_metrics.read_bytes())
 
 
+def test_an_agent_without_a_reply_is_not_asked_and_has_no_entry(paths: RunPaths) -> None:
+    asked: list[str] = []
+    rows = [record(0, 0), record(1, 0, agent="b"), record(2, 0, agent="c")]
+    found = run(paths, [record(0, 0)], [failure(1, 0, agent="b")], rows, post=lambda agent, _: asked.append(agent))
+    assert asked == ["a"]
+    assert list(entries(paths)) == ["a"]
+    assert list(found.metrics["agents"]) == ["a", "b", "c"]
+
+
 def test_shards_are_merged_by_task_and_scored_once(tmp_path: Path) -> None:
     shards = [RunPaths.of(tmp_path / f"s{n}.jsonl") for n in range(3)]
     for n, shard in enumerate(shards):
@@ -308,6 +321,56 @@ def test_a_place_that_cannot_be_written_is_named_and_old_metrics_stay(paths: Run
         aggregate(paths, None)
     assert paths.aggregate_metrics.read_bytes() == old
     assert not [name for name in paths.output.parent.iterdir() if name.name.startswith(".")]
+
+
+ends = st.sampled_from(["done", "masked", "unmeasured", "failed", "failed twice", "failed then done", "twice", "gone"])
+plans = st.lists(
+    st.tuples(st.integers(0, 4), ends, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from("ab")), max_size=20
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plans, st.randoms(use_true_random=False))
+def test_it_agrees_with_counting_objects(
+    paths: RunPaths, plan: list[tuple[int, str, float, str]], order: Random
+) -> None:
+    rows, records, failures = [], [], []
+    counts, rewards = Counter[str](), dict[int, list[float]]()
+    by_agent = dict[str, list[float]]()
+    for repeat, (task, end, reward, agent) in enumerate(plan):
+        key = {"agent": agent, "response": {"usage": {"input_tokens": repeat}}}
+        rows.append(record(task, repeat, agent=agent))
+        if end.startswith("failed"):
+            failures += [failure(task, repeat, agent=agent)] * (2 if end == "failed twice" else 1)
+        if end == "twice":
+            records.append(record(task, repeat, 77.0, **key))
+        if end in ("done", "twice", "failed then done"):
+            records.append(record(task, repeat, reward, **key))
+            rewards.setdefault(task, []).append(reward)
+            by_agent.setdefault(agent, []).append(reward)
+        elif end == "masked":
+            records.append(record(task, repeat, reward, mask_sample=True, **key))
+        elif end == "unmeasured":
+            records.append(record(task, repeat, None, **key))
+        state = {"failed": "failed", "failed twice": "failed", "gone": "missing"}.get(end, "done")
+        counts.update([state, *([end] if end in ("masked", "unmeasured") else [])])
+        counts["retried"] += end in ("failed twice", "failed then done")
+        counts["replaced_records"] += end == "twice"
+    order.shuffle(rows)
+    found = run(paths, records, failures, rows)
+    overall = found.metrics["overall"]
+    for name, count in overall["rollouts"].items():
+        assert count == counts[name], name
+    every = [value for values in rewards.values() for value in values]
+    assert overall["reward"]["measured"] == len(every)
+    assert overall["reward"]["tasks"] == len(rewards)
+    assert overall["reward"]["mean"] == (pytest.approx(sum(every) / len(every)) if every else None)
+    for agent, values in by_agent.items():
+        assert found.metrics["agents"][agent]["reward"]["mean"] == pytest.approx(sum(values) / len(values))
+        assert entries(paths)[agent]["agent_metrics"]["mean/reward"] == pytest.approx(sum(values) / len(values))
+    solved = [sum(value == 1 for value in values) / len(values) for values in rewards.values()]
+    if solved:
+        assert overall["pass_at_k"][0]["percent"] == pytest.approx(100 * sum(solved) / len(solved))
 
 
 _GROWTH = """
