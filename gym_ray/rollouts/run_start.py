@@ -64,8 +64,8 @@ class RunLock:
             ) from None
         except OSError as error:
             raise StorageError(f"{self.paths.lock}: the file system has no locks: {error}") from error
-        holder = f"pid {os.getpid()} on {os.uname().nodename}".encode("ascii", "replace")[:_HOLDER_BYTES]
-        os.pwrite(self._descriptor, holder.ljust(_HOLDER_BYTES), 0)
+        mine = f"pid {os.getpid()} on {os.uname().nodename}".encode("ascii", "replace")[:_HOLDER_BYTES]
+        os.pwrite(self._descriptor, mine.ljust(_HOLDER_BYTES), 0)
 
     def __enter__(self) -> RunLock:
         return self
