@@ -1,0 +1,186 @@
+"""Joins one stored record again with what its capture holds now (D166).
+
+A wrong link is worse than a lost sample: captures are named by rollout id alone, and another run may have used the
+directory since. So a record is only rebuilt when its capture still holds every call that was attached, and when calls
+that are new began while its run was under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from gym_ray import exact_json
+from gym_ray.evidence.build import JoinOptions, build_evidence
+from gym_ray.evidence.perf import PERF_FIELD
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
+from gym_ray.model_call_capture.attachment import (
+    ATTACHMENT_FIELD,
+    OBSERVATIONS_FIELD,
+    RECORDS_UNREADABLE,
+    UNREADABLE,
+    read_capture,
+)
+from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.quiesce import WrittenCalls
+from gym_ray.rollouts.rejoin_gaps import carried_over, gaps_of, is_worth_asking
+from gym_ray.rollouts.rejoin_sources import Sources
+
+__all__ = ["REJOINED_FIELD", "RecordAgain", "Window", "is_captured", "join_again"]
+
+REJOINED_FIELD = "_ng_rejoined"
+
+_SLACK_S = 60.0
+"""How far the clocks of the machines of one run may differ."""
+_SECTIONS = (("invocations", ("invocation_id",)), ("turns", ("invocation_id", "turn_no")))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When a call of an attempt can have begun, UNIX seconds; None where nobody knows."""
+
+    earliest: float | None
+    latest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAgain:
+    """What became of one record.
+
+    Attributes:
+        record: The rebuilt record in the inline shape; None when it stays as it is.
+        kept_because: Why it stays although its capture differs; None when there is no such reason.
+        built_from: Whether what the reply brought was known, or had to be taken from the earlier join.
+    """
+
+    record: dict[str, Any] | None
+    kept_because: str | None = None
+    built_from: Literal["source", "record"] = "source"
+
+
+def is_captured(record: Mapping[str, Any], rollout_id: str) -> bool:
+    """Return whether an earlier join attached a capture of this rollout."""
+    attachment = record.get(ATTACHMENT_FIELD)
+    return (
+        isinstance(attachment, dict)
+        and attachment.get("rollout_id") == rollout_id
+        and isinstance(attachment.get("calls"), list)
+        and all(isinstance(call, dict) for call in attachment["calls"])
+    )
+
+
+def join_again(
+    record: dict[str, Any],
+    rollout_id: str,
+    snapshot: CaptureSnapshot,
+    *,
+    task: Mapping[str, Any],
+    sources: Sources,
+    window: Window,
+    latency_ms: float | None,
+    written_calls: Callable[[str], WrittenCalls],
+    options: JoinOptions,
+) -> RecordAgain:
+    """Join a record again; it is not modified. Only a changed attachment makes a new record.
+
+    Args:
+        record: A captured record in the inline shape.
+        rollout_id: Capture key of the attempt.
+        snapshot: Its capture now.
+        task: The row, or what of it names the task.
+        sources: What replies brought.
+        window: When calls of this attempt can have begun.
+        latency_ms: The whole run (D31), None when it is not known.
+        written_calls: Asks the servers about one rollout; called only where they could know more.
+        options: How evidence is built; ``compact`` is the caller's business.
+    """
+    attachment = record[ATTACHMENT_FIELD]
+    calls = read_capture(snapshot).calls
+    before = {call["model_call_id"] for call in attachment["calls"] if isinstance(call.get("model_call_id"), str)}
+    started = {str(call.fields["model_call_id"]): call.fields["started_at"] for call in calls}
+    problem = _problem(attachment, snapshot, before, started, window)
+    if problem is not None:
+        return RecordAgain(None, problem)
+    written = written_calls(rollout_id) if is_worth_asking(attachment) else WrittenCalls()
+    written = carried_over(attachment, written, before, started)
+
+    brought = sources.find(rollout_id)
+    known = brought is not None or sources.complete
+    if brought is None:
+        brought = {} if known or OBSERVATIONS_FIELD not in record else {OBSERVATIONS_FIELD: record[OBSERVATIONS_FIELD]}
+
+    def built(brought: Mapping[str, Any]) -> dict[str, Any]:
+        base = _base(record, brought)
+        return build_evidence(base, task, rollout_id, snapshot, written, latency_ms, options)
+
+    result = built(brought)
+    if exact_json.dumps(result[ATTACHMENT_FIELD]) == exact_json.dumps(attachment):
+        return RecordAgain(None)
+    produced = record.get(TRAJECTORY_FIELD)
+    if not known and isinstance(produced, dict) and not _covers(result.get(TRAJECTORY_FIELD), produced):
+        result = built({**brought, TRAJECTORY_FIELD: produced})  # an agent must have brought what only it can know
+    result[REJOINED_FIELD] = {
+        "previous_sha256": hashlib.sha256(exact_json.dumps(attachment)).hexdigest(),
+        "at": datetime.now(UTC).isoformat(),
+        "from": "source" if known else "record",
+    }
+    return RecordAgain(result, None, "source" if known else "record")
+
+
+def _problem(
+    attachment: Mapping[str, Any],
+    snapshot: CaptureSnapshot,
+    before: set[str],
+    started: Mapping[str, Any],
+    window: Window,
+) -> str | None:
+    gaps = gaps_of(attachment)
+    if snapshot.error is not None:
+        return None if UNREADABLE in gaps and not before else f"its capture cannot be read now: {snapshot.error}"
+    gone = before - started.keys()
+    if gone:
+        return f"its capture lacks {len(gone)} of the calls that were attached, {min(gone)} for one"
+    if attachment["calls"] and not started:
+        return "its capture is empty now"
+    if RECORDS_UNREADABLE in gaps and not snapshot.data:
+        return "its capture is empty now"
+    for call_id in started.keys() - before:
+        if not _is_within(started[call_id], window):
+            return f"call {call_id} of its capture did not begin while the rollout ran; it may be another run's"
+    return None
+
+
+def _is_within(started_at: Any, window: Window) -> bool:
+    if window.earliest is None or window.latest is None or not isinstance(started_at, int | float):
+        return False
+    return window.earliest - _SLACK_S <= started_at <= window.latest + _SLACK_S
+
+
+def _base(record: Mapping[str, Any], brought: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record as it was before evidence was built, with what the reply brought in its place."""
+    base: dict[str, Any] = {}
+    for key, value in record.items():
+        if key == OBSERVATIONS_FIELD:
+            if key in brought:
+                base[key] = brought[key]
+        elif key not in (ATTACHMENT_FIELD, TRAJECTORY_FIELD, PERF_FIELD, REJOINED_FIELD):
+            base[key] = value
+    base.update(brought)
+    return base
+
+
+def _covers(rebuilt: Any, earlier: Mapping[str, Any]) -> bool:
+    """Return whether a trajectory has every invocation, turn and tool call of an earlier one."""
+    return all(
+        _keys(rebuilt, section, names) >= _keys(earlier, section, names)
+        for section, names in (*_SECTIONS, ("tool_calls", ("invocation_id", "tool_call_id")))
+    )
+
+
+def _keys(trajectory: Any, section: str, names: tuple[str, ...]) -> set[str]:
+    items = trajectory.get(section) if isinstance(trajectory, dict) else None
+    listed = items if isinstance(items, list) else []
+    return {repr([item.get(name) for name in names]) for item in listed if isinstance(item, dict)}
