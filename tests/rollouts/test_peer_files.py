@@ -13,10 +13,11 @@ from gym_ray.evidence.health import check_rollout
 from gym_ray.model_call_capture.attachment import build_attachment
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.model_call_capture.verification import verify_captures
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_reading import iterate_records
 from gym_ray.rollouts.retry_rules import max_attempts_of
-from gym_ray.rollouts.run_paths import OutputFile, RunPaths
+from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_resume import resume_run
 from gym_ray.rollouts.run_start import RunLock
 
@@ -62,8 +63,9 @@ def test_there_is_something_to_read() -> None:
 @pytest.mark.parametrize("run", STORED, ids=named)
 def test_outputs_read_back_record_by_record(run: dict[str, Any], tmp_path: Path) -> None:
     paths = written(run, tmp_path)
-    files: list[OutputFile] = ["main"] if run["expected"]["failures"] is None else ["main", "failures"]
-    found = [(place.file, json.loads(line)) for place, line in iterate_records(paths, files, validated=True)]
+    found = [
+        (place.file, json.loads(line)) for place, line in iterate_records(paths, ("main", "failures"), validated=True)
+    ]
     expected = [("main", record) for record in run["expected"]["output"]]
     expected += [("failures", record) for record in run["expected"]["failures"] or []]
     assert found == expected
@@ -91,6 +93,38 @@ def test_captures_read_back_as_the_peer_reported_them(run: dict[str, Any], tmp_p
         path = store.path_for(rollout_id)
         snapshot = CaptureSnapshot(path.read_bytes() if path.exists() else None, incomplete=False)
         assert build_attachment(rollout_id, snapshot) == reported
+
+
+@pytest.mark.parametrize("run", CAPTURED, ids=named)
+def test_captures_of_the_peer_are_verified_and_only_repeated_ids_are_found(run: dict[str, Any], tmp_path: Path) -> None:
+    directory = captures_of(run, tmp_path / "captures")
+    found = verify_captures(directory)
+    ids = [
+        call["model_call_id"] for record in captured_records(run) for call in record["ng_model_call_capture"]["calls"]
+    ]
+    repeats = len(ids) - len(set(ids))  # scripts of the vectors use the same calls for several rollouts
+    assert [finding.code for finding in found.findings] == ["repeated_call_id"] * repeats
+    assert found.calls == len(ids)
+
+
+def captured_records(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records of a run, one for each capture that they were given."""
+    by_id = {
+        record["ng_model_call_capture"]["rollout_id"]: record
+        for record in run["expected"]["output"]
+        if "ng_model_call_capture" in record
+    }
+    return list(by_id.values())
+
+
+def captures_of(run: dict[str, Any], directory: Path) -> Path:
+    """Write the capture files that a run of the peer leaves behind."""
+    directory.mkdir(mode=0o700)
+    for record in captured_records(run):
+        path = directory / f"{record['ng_model_call_capture']['rollout_id']}.capture.jsonl"
+        path.touch(mode=0o600)
+        path.write_bytes(lines(exchanges_of(run, record)))
+    return directory
 
 
 def exchanges_of(run: dict[str, Any], record: dict[str, Any]) -> list[Any]:
