@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from gym_ray import exact_json
 from gym_ray.errors import StorageError
+from gym_ray.rollouts.metrics.numbers import finite
 from gym_ray.rollouts.metrics.outcome_table import OutcomeTable
 from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, scored_reply
@@ -107,6 +108,8 @@ def _write_defaults(
     own = answer.pop("agent_metrics", None)
     if isinstance(own, dict):
         found["agent_metrics"] |= own
+        # What an agent computes itself is what it wants to be known by; lists and objects are no key metrics.
+        found["key_metrics"] |= {name: value for name, value in own.items() if finite(value) is not None}
     return found | answer
 
 

@@ -245,14 +245,16 @@ def test_an_agent_that_cannot_aggregate_costs_a_warning_and_no_metrics(
 
 def test_what_an_agent_leaves_out_is_filled_from_the_defaults(paths: RunPaths) -> None:
     def post(_agent: str, _chunks: Iterator[bytes]) -> bytes:
-        return json.dumps({"agent_metrics": {"pass@1/accuracy": 50.0, "mean/reward": 9}, "note": 1}).encode()
+        return json.dumps(
+            {"agent_metrics": {"pass@1/accuracy": 50.0, "mean/reward": 9, "list": [1]}, "note": 1}
+        ).encode()
 
     run(paths, [record(0, 0, 0.5)], post=post)
     entry = entries(paths)["a"]
     assert entry["agent_metrics"]["pass@1/accuracy"] == 50.0
     assert entry["agent_metrics"]["mean/reward"] == 9
     assert entry["agent_metrics"]["max/reward"] == 0.5
-    assert entry["key_metrics"] == {"mean/reward": 0.5}
+    assert entry["key_metrics"] == {"mean/reward": 9, "pass@1/accuracy": 50.0}
     assert len(entry["group_level_metrics"]) == 1
     assert entry["note"] == 1
 
