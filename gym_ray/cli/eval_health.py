@@ -67,8 +67,8 @@ def check_ids(names: Sequence[str], where: str) -> frozenset[str]:
     return ids
 
 
-def print_health(console: Console, outcome: HealthOutcome) -> None:
-    """Print the verdicts, and one line for each check with findings or blind spots."""
+def print_health(console: Console, outcome: HealthOutcome, *, blind_spots: bool = True) -> None:
+    """Print the verdicts, and one line for each check with findings; with ``blind_spots`` also where it saw nothing."""
     run = outcome.run
     verdicts, coverage = run["verdicts"], run["artifacts"]["coverage"]
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
@@ -78,7 +78,7 @@ def print_health(console: Console, outcome: HealthOutcome) -> None:
     table = Table("check", "severity", "findings", "unobserved", "first in", box=None)
     for name in ("findings", "unobserved"):
         next(column for column in table.columns if column.header == name).justify = "right"
-    for check in CHECKS:
+    for check in (check for check in CHECKS if blind_spots or run["issues"][check]):
         _add_check(table, check, run["issues"][check], coverage[check], outcome.first_findings.get(check, ""))
     if table.row_count:
         console.print(table)

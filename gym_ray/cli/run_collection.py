@@ -11,23 +11,27 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from gym_ray import exact_json
+from gym_ray.cli.agent_metrics import ask_agents
+from gym_ray.cli.eval_health import print_health
 from gym_ray.cli.found_servers import Head
 from gym_ray.cli.head import HeadWatch
 from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
+from gym_ray.cli.run_plan import end_plan
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
 from gym_ray.cli.token_remarks import collection_remarks, control_token, print_warnings
 from gym_ray.errors import GymRayError
 from gym_ray.rollouts.collection import Progress as RunProgress
+from gym_ray.rollouts.ending import RunEnding, end_run, incomplete, nothing_produced
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan, SessionStart
 from gym_ray.settings import RunSettings
-from gym_ray.storage.posix import PosixStore
 
 __all__ = ["collect"]
 
 _LANES = 64
+INCOMPLETE = 2
+"""Exit code of a run that had to be complete and is not."""
 
 
 def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose: bool) -> int:
@@ -66,11 +70,14 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
                 _print_start(console, running.start)
                 end = _follow(running.collector, console, interrupts, watch)
                 progress, metrics = _results(running.collector, end)
+            # While the servers still run: what scored the rollouts may have metrics of its own.
+            ended = end_run(plan.paths, end_plan(settings), post=ask_agents(settings, head.directory))
         finally:
             if servers is not None:
                 servers.stop()
+    report = _Report(settings, plan.paths, metrics, progress, ended)
     try:
-        return _finish(settings, plan.paths, metrics, progress, end.stopped or int(end.failure is not None))
+        return report.show(end.stopped or int(end.failure is not None))
     finally:
         if end.failure is not None:  # behind the report, and before anything that went wrong with it
             raise end.failure
@@ -135,26 +142,56 @@ def _results(collector: Any, end: _End) -> tuple[RunProgress, RunMetrics]:
     return progress, metrics
 
 
-def _finish(settings: RunSettings, paths: RunPaths, metrics: RunMetrics, progress: RunProgress, stopped: int) -> int:
-    figures = exact_json.dumps(metrics.to_dict()) + b"\n"
-    PosixStore(paths.aggregate_metrics.parent).publish(paths.aggregate_metrics.name, figures)
-    files: Sequence[tuple[str, Path | None]] = (
-        ("records", paths.output),
-        ("failures", paths.failures if progress.failed or progress.retries else None),
-        ("metrics", paths.aggregate_metrics),
-        ("captures", settings.capture_dir),
-        ("tokens", settings.token_dir),
-    )
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
-        console = Console(highlight=False, width=max(console.width, 160))
-    present = [(label, path) for label, path in files if path is not None]
-    print_report(console, metrics, present, progress, first_failures(paths.failures))
-    if stopped:
-        return stopped
-    if not progress.done and not progress.unstored:
-        place = escape(str(paths.failures))
-        message = f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}"
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-        return 1
-    return 0
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What is said when a run is over."""
+
+    settings: RunSettings
+    paths: RunPaths
+    metrics: RunMetrics
+    progress: RunProgress
+    ended: RunEnding
+
+    def show(self, stopped: int) -> int:
+        """Print the report and return the exit code; ``stopped`` is what ended the run early, 0 for nothing."""
+        console = Console(highlight=False)
+        if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
+            console = Console(highlight=False, width=max(console.width, 160))
+        print_report(
+            console,
+            self.metrics,
+            self._files(),
+            self.progress,
+            first_failures(self.paths.failures),
+            self.ended.aggregation,
+        )
+        if self.ended.health is not None:
+            print_health(console, self.ended.health, blind_spots=False)
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        for problem in self.ended.problems:
+            errors.print(f"[yellow]warning[/] {escape(problem)}")
+        return stopped or self._verdict(errors)
+
+    def _files(self) -> list[tuple[str, Path]]:
+        progress, paths, aggregated = self.progress, self.paths, self.ended.aggregation is not None
+        files: Sequence[tuple[str, Path | None]] = (
+            ("records", paths.output),
+            ("failures", paths.failures if progress.failed or progress.retries else None),
+            ("metrics", paths.metrics if aggregated else None),
+            ("by agent", paths.aggregate_metrics if aggregated else None),
+            ("health", paths.public_quality_summary if self.ended.health is not None else None),
+            ("captures", self.settings.capture_dir),
+            ("tokens", self.settings.token_dir),
+        )
+        return [(label, path) for label, path in files if path is not None]
+
+    def _verdict(self, errors: Console) -> int:
+        progress = self.progress
+        if nothing_produced(progress):
+            place = escape(str(self.paths.failures))
+            errors.print(f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}")
+            return 1
+        if incomplete(end_plan(self.settings), progress):
+            errors.print(f"[bold red]EVAL FAILED:[/] {progress.done}/{progress.rows} samples completed")
+            return INCOMPLETE
+        return 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from gym_ray.cli.eval_aggregate import aggregation_options
+from gym_ray.cli.eval_health import check_ids
 from gym_ray.cli.run_rows import row_options
 from gym_ray.errors import SettingsError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.rollouts.collection_settings import CollectionSettings
+from gym_ray.rollouts.ending import EndPlan
 from gym_ray.rollouts.rows import read_rows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_resume import can_resume
@@ -14,14 +17,14 @@ from gym_ray.rollouts.session import RunPlan
 from gym_ray.rollouts.token_delivery import TokenPlan
 from gym_ray.settings import RunSettings
 
-__all__ = ["check_plan", "plan_of"]
+__all__ = ["check_plan", "end_plan", "plan_of"]
 
 
 def plan_of(settings: RunSettings) -> RunPlan:
     """Return the run that the settings ask for.
 
     Raises:
-        SettingsError: Input or output is missing.
+        SettingsError: Input or output is missing, or an ignored check is none.
     """
     source, output = settings.input_jsonl_fpath, settings.output_jsonl_fpath
     if output is None:
@@ -41,10 +44,11 @@ def plan_of(settings: RunSettings) -> RunPlan:
         join=JoinOptions(
             derive_turns=settings.derive_turns,
             compact=settings.compact_evidence,
-            ignored_checks=frozenset(settings.health_check_ignored_checks),
+            ignored_checks=check_ids(settings.health_check_ignored_checks, "health_check_ignored_checks"),
         ),
         resume=settings.resume_from_cache,
         salvage=settings.salvage,
+        retry_invalid_judge_responses=settings.retry_invalid_judge_responses,
     )
 
 
@@ -57,6 +61,17 @@ def _limits(settings: RunSettings) -> CollectionSettings:
         drain_margin_s=settings.drain_margin_s,
         max_attempts=settings.max_rollout_attempts,
         retry_terminal_timeouts=settings.retry_terminal_timeouts,
+    )
+
+
+def end_plan(settings: RunSettings) -> EndPlan:
+    """Return what the settings want made of the records of a run."""
+    return EndPlan(
+        aggregation=None if settings.disable_aggregation else aggregation_options(settings),
+        check_health=not settings.disable_health_check,
+        ignored_checks=frozenset(settings.health_check_ignored_checks),
+        health_workers=settings.health_check_workers,
+        require_complete=settings.require_complete,
     )
 
 

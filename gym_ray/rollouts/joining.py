@@ -22,6 +22,7 @@ from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.facts_files import FactsWriter
+from gym_ray.rollouts.parts_files import publish_parts
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
@@ -136,17 +137,19 @@ class Joiner:
         joined = join(
             job.row, job.rollout_id, tokens.result, snapshot, calls, terminal=terminal, options=self._options
         )
-        return self._outcome(job, self._append(joined), joined.summary)
+        return self._outcome(job, self._append(job.rollout_id, joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
         return None if self._store is None or calls is None else self._store.snapshot(rollout_id)
 
-    def _append(self, joined: Joined) -> Written | None:
+    def _append(self, rollout_id: str, joined: Joined) -> Written | None:
         """Store a record, behind everything that it refers to: what leads nowhere must never be durable."""
         if joined.destination == "nowhere":
             return None
         if joined.source is not None:
             self._outputs.append_source(joined.source)
+        if joined.parts is not None:
+            publish_parts(self._outputs.paths, rollout_id, joined.parts)
         written = self._outputs.append(joined.destination, joined.line)
         self._facts.append(written, joined.facts)
         return written

@@ -15,6 +15,7 @@ from gym_ray.evidence.build import JoinOptions
 from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.collection import Collection
 from gym_ray.rollouts.collection_settings import CollectionSettings
+from gym_ray.rollouts.judge_requeue import requeue_invalid_judge
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
@@ -45,6 +46,7 @@ class RunPlan:
         join: How evidence is built.
         resume: Take up the run that wrote the output, where there is one (D49).
         salvage: At a resume, set damaged lines aside instead of refusing to go on.
+        retry_invalid_judge_responses: At a resume, run rows again whose judge gave no valid verdict (D57).
     """
 
     paths: RunPaths
@@ -56,6 +58,7 @@ class RunPlan:
     join: JoinOptions = field(default_factory=JoinOptions)
     resume: bool = False
     salvage: bool = False
+    retry_invalid_judge_responses: bool = False
 
     @property
     def capture_dirs(self) -> list[Path]:
@@ -114,6 +117,8 @@ class RunSession:
         return SessionStart(start.run_id, rows.rows, False, 0, 0, start.set_aside, rows.warnings)
 
     def _resume(self, lock: RunLock) -> SessionStart:
+        if self.plan.retry_invalid_judge_responses:
+            requeue_invalid_judge(self.plan.paths)
         found = resume_run(lock, salvage=self.plan.salvage, claim=self._claim_unfinished)
         self._state = found.state
         done = sum(found.state.done)
