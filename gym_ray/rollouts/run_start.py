@@ -140,6 +140,9 @@ def remove_left_overs(paths: RunPaths) -> None:
     """Remove what a start that died left behind; the lock is held, so nobody is writing them."""
     for left_over in paths.directory.glob("*.tmp"):
         left_over.unlink()
+    for output in (paths.output.resolve(), paths.failures.resolve()):
+        for what in ("anew", "rejoin"):  # an output that was being replaced whole
+            output.with_name(f".{output.name}.{what}.tmp").unlink(missing_ok=True)
 
 
 def create_outputs(paths: RunPaths, calls: FileCalls) -> None:

@@ -41,8 +41,8 @@ def replace_lines(paths: RunPaths, file: OutputFile, lines: Iterable[bytes], *, 
     Raises:
         StorageError: It cannot be written; the old output is as it was.
     """
-    calls, path = calls or FileCalls(), paths.output_of(file)
-    temporary = paths.directory / f"{file}-{os.getpid()}.tmp"
+    calls, path = calls or FileCalls(), paths.output_of(file).resolve()  # a link still leads there afterwards
+    temporary = path.with_name(f".{path.name}.anew.tmp")
     try:
         descriptor = calls.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:

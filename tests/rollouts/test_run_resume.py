@@ -294,6 +294,23 @@ def test_a_line_of_the_main_output_that_is_no_record_is_named_and_salvaged(
     assert resumed(paths).warnings == ()
 
 
+def test_a_salvage_writes_where_a_link_leads_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    paths = story(tmp_path)
+    elsewhere = tmp_path / "big disk" / "records"
+    elsewhere.parent.mkdir()
+    records = paths.output.read_bytes()
+    elsewhere.write_bytes(b"{broken\n" + records)
+    elsewhere.chmod(0o640)
+    paths.output.unlink()
+    paths.output.symlink_to(elsewhere)
+    (elsewhere.parent / ".records.anew.tmp").write_bytes(b"of a salvage that died")
+    assert facts(resumed(paths, salvage=True).state) == STORY
+    assert paths.output.is_symlink()
+    assert elsewhere.read_bytes() == records
+    assert elsewhere.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in elsewhere.parent.iterdir()] == ["records"]
+
+
 def test_lines_of_the_sidecar_that_name_no_row_are_left_out_of_account(tmp_path: Path) -> None:
     paths = story(tmp_path)
     with paths.failures.open("ab") as file:
