@@ -126,6 +126,7 @@ class _Building:
         self._redacted = _is_redacted(record)
         self._gaps: list[dict[str, Any]] = []
         self._owners: Sequence[str | None] = ()
+        self._produced = False
 
     def finished(self, task_id: str, latency_ms: float | None, options: JoinOptions) -> dict[str, Any]:
         """Return the record with everything that can be built; what cannot leaves a gap (D102)."""
@@ -149,9 +150,13 @@ class _Building:
         record[TRAJECTORY_FIELD] = trajectory
         if capture is None:
             record |= without_its_payloads(record)
-        elif (perf := rollout_perf(trajectory, latency_ms)) is not None:
+        elif (perf := rollout_perf(trajectory, latency_ms, owners=self._owners_of(trajectory))) is not None:
             record[PERF_FIELD] = perf
         return record
+
+    def _owners_of(self, trajectory: Mapping[str, Any]) -> Sequence[str | None] | None:
+        """Return who owns each call of the trajectory; None where a producer's references have a say in it (D83)."""
+        return self._owners if len(self._owners) == len(trajectory["model_calls"]) and not self._produced else None
 
     def _joined_bundle(self) -> dict[str, Any] | None:
         """Validate the reply's observations and join them to the capture (A121, D83, D86)."""
@@ -179,6 +184,7 @@ class _Building:
                 trajectory = validated_trajectory(produced)
             except ValueError as error:
                 self._gaps.insert(0, gap(PRODUCER_TRAJECTORY_INVALID, None, type(error).__name__))
+        self._produced = trajectory is not None
         resolved = self._record.get("resolved")
         return Brought(
             trajectory=trajectory,

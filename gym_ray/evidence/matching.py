@@ -7,8 +7,7 @@ reference that contradicts a call in any identifier it carries does not name it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_ray.model_call_capture.records import ModelCallRecord
 
@@ -18,8 +17,7 @@ ModelRef = tuple[str, str]
 """Type and name of a model server."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallIdentity:
+class CallIdentity(NamedTuple):
     """What a captured call can be recognised by, and nothing of what it said.
 
     Attributes:

@@ -7,7 +7,7 @@ absent and not 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gym_ray.evidence.matching import CallIdentity, CallLookup, match_calls
@@ -25,12 +25,16 @@ _TOKENS = {
 """Figure -> the token count that it adds up."""
 
 
-def rollout_perf(trajectory: Mapping[str, Any], latency_ms: float | None) -> dict[str, Any] | None:
+def rollout_perf(
+    trajectory: Mapping[str, Any], latency_ms: float | None, *, owners: Sequence[str | None] | None = None
+) -> dict[str, Any] | None:
     """Return the figures of a rollout, None when its trajectory observed no invocation (D103).
 
     Args:
         trajectory: A valid trajectory as a full JSON object; its references are matched exactly (D75).
         latency_ms: How long the rollout took, None when nobody measured it.
+        owners: For each call of the trajectory the invocation that owns it (D77), where the exact join has told; the
+            references say the same and are matched again without it.
 
     Returns:
         ``num_turns``, ``num_tool_calls`` and ``token_observability_coverage``; token counts that at least one owned
@@ -39,7 +43,7 @@ def rollout_perf(trajectory: Mapping[str, Any], latency_ms: float | None) -> dic
     invocations = trajectory["invocations"]
     if not invocations:
         return None
-    owned = _owned_calls(trajectory)
+    owned = _owned_calls(trajectory) if owners is None else _places_of(invocations, owners)
     turns = Counter(turn["invocation_id"] for turn in trajectory["turns"])
     ids = [invocation["invocation_id"] for invocation in invocations]
     num_turns = sum(turns[name] or len(places) or 1 for name, places in zip(ids, owned, strict=True))
@@ -58,6 +62,13 @@ def rollout_perf(trajectory: Mapping[str, Any], latency_ms: float | None) -> dic
     if latency_ms is not None:
         figures["total_latency_ms"] = latency_ms
     return figures
+
+
+def _places_of(invocations: Iterable[Mapping[str, Any]], owners: Iterable[str | None]) -> list[list[int]]:
+    owned: dict[str | None, list[int]] = {}
+    for place, owner in enumerate(owners):
+        owned.setdefault(owner, []).append(place)
+    return [owned.get(invocation["invocation_id"], []) for invocation in invocations]
 
 
 def _owned_calls(trajectory: Mapping[str, Any]) -> list[list[int]]:

@@ -63,13 +63,11 @@ def _answer(response: Any) -> tuple[Any, Any, int]:
 
 
 def _of_responses(output: list[Any]) -> tuple[Any, Any, int]:
-    reasoning, answer = _parted(output, ("reasoning",))
-    return answer, reasoning or None, _count(answer, "function_call")
+    return _parted(output, ("reasoning",), "function_call")
 
 
 def _of_messages(content: list[Any]) -> tuple[Any, Any, int]:
-    reasoning, answer = _parted(content, _THINKING)
-    return answer, reasoning or None, _count(answer, "tool_use")
+    return _parted(content, _THINKING, "tool_use")
 
 
 def _of_chat(choices: list[Any]) -> tuple[Any, Any, int]:
@@ -82,18 +80,16 @@ def _of_chat(choices: list[Any]) -> tuple[Any, Any, int]:
     return answer, reasoning, len(calls) if isinstance(calls, list) else 0
 
 
-def _parted(items: list[Any], kinds: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """Return the items of these kinds, and the others."""
-    chosen: list[Any] = []
-    others: list[Any] = []
+def _parted(items: list[Any], thoughts: tuple[str, ...], tool_call: str) -> tuple[Any, Any, int]:
+    """Return the items that are no thoughts, those that are, and how many of the former are tool calls."""
+    answer: list[Any] = []
+    reasoning: list[Any] = []
+    calls = 0
     for item in items:
-        (chosen if _kind(item) in kinds else others).append(item)
-    return chosen, others
-
-
-def _count(items: list[Any], kind: str) -> int:
-    return sum(_kind(item) == kind for item in items)
-
-
-def _kind(item: Any) -> Any:
-    return item.get("type") if isinstance(item, dict) else None
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind in thoughts:
+            reasoning.append(item)
+            continue
+        calls += kind == tool_call
+        answer.append(item)
+    return answer, reasoning or None, calls
