@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import InputError
+from gym_ray.evidence.build import JoinOptions
 from gym_ray.evidence.health import check_rollout
 from gym_ray.model_call_capture.attachment import build_attachment
 from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.verification import verify_captures
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_reading import iterate_records
+from gym_ray.rollouts.rejoin import rejoin
 from gym_ray.rollouts.retry_rules import max_attempts_of
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_resume import resume_run
@@ -111,7 +114,7 @@ def captured_records(run: dict[str, Any]) -> list[dict[str, Any]]:
     """Records of a run, one for each capture that they were given."""
     by_id = {
         record["ng_model_call_capture"]["rollout_id"]: record
-        for record in run["expected"]["output"]
+        for record in [*run["expected"]["output"], *(run["expected"]["failures"] or [])]
         if "ng_model_call_capture" in record
     }
     return list(by_id.values())
@@ -213,3 +216,28 @@ def before(run: dict[str, Any], directory: Path) -> dict[Path, bytes]:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
     return files
+
+
+@pytest.mark.parametrize("run", CAPTURED, ids=named)
+def test_joining_a_run_of_the_peer_again_changes_nothing(run: dict[str, Any], tmp_path: Path) -> None:
+    paths, directory = written(run, tmp_path), captures_of(run, tmp_path / "captures")
+    stored = paths.output.read_bytes()
+    report = rejoin(paths, directory, options=JoinOptions(), written_calls=lambda _: WrittenCalls())
+    assert (report.rejoined, report.kept) == (0, [])
+    every = [*run["expected"]["output"], *(run["expected"]["failures"] or [])]
+    assert report.unchanged == sum("ng_model_call_capture" in record for record in every)
+    assert paths.output.read_bytes() == stored
+
+
+@pytest.mark.parametrize("run", CAPTURED, ids=named)
+def test_a_late_call_of_a_run_whose_time_nobody_knows_is_not_joined(run: dict[str, Any], tmp_path: Path) -> None:
+    paths, directory = written(run, tmp_path), captures_of(run, tmp_path / "captures")
+    stored = paths.output.read_bytes()
+    rollout_id = captured_records(run)[0]["ng_model_call_capture"]["rollout_id"]
+    with (directory / f"{rollout_id}.capture.jsonl").open("ab") as file:
+        file.write(lines([{"model_call_id": "late", "started_at": 1001.0, "response": {"id": "late", "output": []}}]))
+    report = rejoin(paths, directory, options=JoinOptions(), written_calls=lambda _: WrittenCalls())
+    assert report.rejoined == 0
+    assert {kept.rollout_id for kept in report.kept} == {rollout_id}
+    assert all("late" in kept.reason for kept in report.kept)
+    assert paths.output.read_bytes() == stored
