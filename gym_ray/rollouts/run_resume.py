@@ -14,7 +14,7 @@ from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.record_reading import line_number
-from gym_ray.rollouts.recovery import DamagedLine, Recovered, recover
+from gym_ray.rollouts.recovery import DamagedLine, Recovered, drop_index, recover
 from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest, read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, create_outputs, remove_left_overs
@@ -62,7 +62,8 @@ def resume_run(
     Args:
         lock: The held lock.
         salvage: Move lines of the outputs that are no records of this run, and damaged frames, to
-            ``<stem>.run/damaged`` and go on; without it they end the start (D51).
+            ``<stem>.run/damaged`` and go on, and read all of the outputs to find them; without it they end the start
+            where they are met (D51).
         claim: Called with rows and state before this returns; what it raises ends the start.
         calls: The seam to the operating system.
 
@@ -133,6 +134,8 @@ def _with_whole_ledger(paths: RunPaths, manifest: RunManifest, salvage: bool, ca
 
 
 def _recover(paths: RunPaths, rows: MaterialisedRows, salvage: bool, calls: FileCalls) -> Recovered:
+    if salvage:
+        drop_index(paths, calls)  # it would keep damage from being seen that came after its frames
     found = recover(paths, rows, calls=calls)
     if not found.damaged:
         return found

@@ -13,6 +13,7 @@ import pytest
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.failure_classes import TERMINAL, class_code
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.record_reading import iterate_records
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_index import read_index, written_of
 from gym_ray.rollouts.run_log import read_record
@@ -292,6 +293,32 @@ def test_a_line_of_the_main_output_that_is_no_record_is_named_and_salvaged(
     assert kept.read_bytes() == line
     assert any(problem in warning and str(kept) in warning for warning in found.warnings)
     assert resumed(paths).warnings == ()
+
+
+def test_a_salvage_finds_damage_that_the_index_covers(tmp_path: Path) -> None:
+    paths = story(tmp_path)
+    resumed(paths)
+    data = paths.output.read_bytes()
+    paths.output.write_bytes(b"#" + data[1:])
+    assert facts(resumed(paths).state) == STORY, "nothing of what the index names is read"
+    with pytest.raises(InputError, match=r"out\.jsonl:1: .*--salvage"):
+        list(iterate_records(paths))
+    found = resumed(paths, salvage=True)
+    assert list(found.state.done) == [0, 1, 0, 0, 1, 0]
+    assert list(found.state.attempts) == STORY["attempts"]
+    assert len(list(iterate_records(paths, validated=True))) == 2
+
+
+@pytest.mark.parametrize("line", [b"{broken", b"\xff"])
+def test_a_line_of_the_sidecar_that_is_no_json_is_named_and_salvaged(tmp_path: Path, line: bytes) -> None:
+    paths = story(tmp_path)
+    data = paths.failures.read_bytes()
+    paths.failures.write_bytes(data + line + b"\n")
+    with pytest.raises(InputError, match=r"out_failures\.jsonl:3: the line is no JSON object"):
+        resumed(paths)
+    assert facts(resumed(paths, salvage=True).state) == STORY
+    assert paths.failures.read_bytes() == data
+    assert [path.read_bytes() for path in paths.damaged.iterdir()] == [line]
 
 
 def test_a_salvage_writes_where_a_link_leads_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
