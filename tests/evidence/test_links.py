@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.evidence.join import join
+from gym_ray.evidence.perf import rollout_perf
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
@@ -131,3 +132,10 @@ def test_every_call_is_a_turn_or_has_a_gap(bundle: dict[str, Any], exchanges: li
     for place in range(len(exchanges)):
         is_named = any(detail.endswith(f":call_index={place}") for detail in gaps)
         assert is_named == (not entitled(record, exchanges, place))
+
+
+@given(observations(), captures)
+def test_figures_of_a_stored_trajectory_are_those_of_its_record(bundle: dict[str, Any], exchanges: list[Any]) -> None:
+    record = joined(bundle, exchanges)
+    if "ng_trajectory" in record:
+        assert rollout_perf(record["ng_trajectory"], 5.0) == record["ng_perf"]
