@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gym_ray.rollouts.metrics import AggregationOptions, aggregate
 from gym_ray.rollouts.metrics.pass_at_k import pass_majority
 from gym_ray.rollouts.metrics.perf_summary import perf_summary
 from gym_ray.rollouts.metrics.reply_metrics import default_metrics
+from gym_ray.rollouts.run_paths import RunPaths
 
 
 def close(found: Any, expected: Any, path: str = "$") -> None:
@@ -38,3 +43,34 @@ def test_vector(case: dict[str, Any]) -> None:
         assert case["kind"] == "pass_majority"
         found = pass_majority(case["tasks"])
     close(found, case["expected"])
+
+
+def test_agents_of_whole_runs_are_asked_with_the_peers_bodies(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The output files of ``D_run.json`` give the bodies that the peer posted for them (D112, D113, D115)."""
+    document = json.loads((request.config.getoption("--vectors") / "D_run.json").read_text("utf-8"))
+    asked = 0
+    for number, case in enumerate(document["cases"]):
+        posts = (case.get("expected") or {}).get("aggregate_posts")
+        if not posts:
+            continue
+        paths = RunPaths.of(tmp_path / f"{number}.jsonl")
+        write(paths.output, case["expected"]["output"])
+        write(paths.failures, case["expected"]["failures"] or [])
+        classes = case["run"]["config"].get("count_failure_classes_as_zero", [])
+        assert bodies(paths, AggregationOptions(frozenset(classes))) == [post["body"] for post in posts], case["name"]
+        asked += 1
+    assert asked > 10
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def bodies(paths: RunPaths, options: AggregationOptions) -> list[Any]:
+    found: list[Any] = []
+
+    def post(_agent: str, chunks: Iterator[bytes]) -> None:
+        found.append(json.loads(b"".join(chunks)))
+
+    aggregate(paths, None, options=options, post=post)
+    return found

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gym_ray.errors import StorageError
+from gym_ray.evidence.facts import facts_of_record
+from gym_ray.rollouts.facts_files import FactsWriter
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics import Aggregation, AggregationOptions, aggregate
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics
-from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
 
 
 @pytest.fixture
@@ -323,6 +326,26 @@ def test_a_place_that_cannot_be_written_is_named_and_old_metrics_stay(paths: Run
         aggregate(paths, None)
     assert paths.aggregate_metrics.read_bytes() == old
     assert not [name for name in paths.output.parent.iterdir() if name.name.startswith(".")]
+
+
+def test_cached_facts_and_records_give_the_same_metrics(paths: RunPaths) -> None:
+    perf = {"num_turns": 1, "token_observability_coverage": 1.0, "total_latency_ms": 9.0}
+    capture = {"rollout_id": "x", "metrics": {"tokens_in": 3, "num_calls": 2}, "calls": [], "gaps": [{"code": "g"}]}
+    records = [record(n // 2, n % 2, n / 10, ng_perf=perf, ng_model_call_capture=capture) for n in range(8)]
+    failures = [failure(9, 0), failure(0, 0, "judge_failed")]
+    from_records = run(paths, records, failures)
+    answer = paths.aggregate_metrics.read_bytes()
+    writer = FactsWriter(paths)
+    outputs: list[tuple[OutputFile, list[dict[str, Any]]]] = [("main", records), ("failures", failures)]
+    for file, objects in outputs:
+        offset = 0
+        for line, value in zip(paths.output_of(file).read_bytes().splitlines(), objects, strict=True):
+            digest = hashlib.blake2b(line, digest_size=16).digest()
+            writer.append(Written(file, offset, len(line) + 1, digest), facts_of_record(value, {}))
+            offset += len(line) + 1
+    writer.close()
+    assert aggregate(paths, None).metrics == from_records.metrics
+    assert paths.aggregate_metrics.read_bytes() == answer
 
 
 ends = st.sampled_from(["done", "masked", "unmeasured", "failed", "failed twice", "failed then done", "twice", "gone"])
