@@ -87,8 +87,8 @@ class GroupFigures:
             _count_names(self._failures, [summary.get("failure_class")])
         if rollout.state == "done" and summary is not None:
             self._counts["masked"] += bool(summary.get("masked"))
-            latency = summary.get("latency_ms")
-            if isinstance(latency, int | float):
+            latency = finite(summary.get("latency_ms"))
+            if latency is not None:
                 self._latency.add(latency)
         for attempt in (*rollout.failures, *((summary,) if summary is not None else ())):
             self._count_attempt(attempt)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 __all__ = ["finite", "linear_percentile", "mean", "median", "population_std", "sample_std"]
 
 
+_LARGEST = 1e100
+"""Sums of squares of any amount of such numbers are still numbers; nothing that is measured is larger."""
+
+
 def finite(value: object) -> float | None:
-    """Return a number or boolean as a float, None for everything else and for what is not finite."""
-    if not isinstance(value, int | float):
+    """Return a number or boolean as a float, None for everything else, for what is not finite, and beyond 1e100."""
+    if not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    return float(value)
 
 
 def mean(values: Sequence[float]) -> float:

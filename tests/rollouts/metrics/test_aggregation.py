@@ -305,6 +305,21 @@ def test_an_agent_without_a_reply_is_not_asked_and_has_no_entry(paths: RunPaths)
     assert list(found.metrics["agents"]) == ["a", "b", "c"]
 
 
+def test_numbers_too_large_to_add_up_were_not_measured(paths: RunPaths) -> None:
+    def huge(number: Any, **fields: Any) -> dict[str, Any]:
+        capture = {"metrics": {"tokens_in": number, "num_calls": number}, "calls": []}
+        perf = {"num_turns": number, "completion_tokens": number, "total_latency_ms": number}
+        return {**fields, "ng_model_call_capture": capture, "ng_perf": perf, "score": number}
+
+    numbers = [1e308, -1e308, 10**308, 10**400, 1e200, 0.5]
+    found = run(paths, [huge(number, **record(0, n, number)) for n, number in enumerate(numbers)])
+    paths.output.write_text(paths.output.read_text().replace("1e+200", "1e999") + "{}")
+    assert found.metrics["overall"]["rollouts"]["unmeasured"] == 5
+    assert found.metrics["overall"]["reward"]["mean"] == 0.5
+    assert found.metrics["overall"]["tokens"]["tokens_in"] == {"total": 0.5, "reported": 1}
+    assert aggregate(paths, None).metrics["overall"]["reward"]["mean"] == 0.5
+
+
 def test_shards_are_merged_by_task_and_scored_once(tmp_path: Path) -> None:
     shards = [RunPaths.of(tmp_path / f"s{n}.jsonl") for n in range(3)]
     for n, shard in enumerate(shards):

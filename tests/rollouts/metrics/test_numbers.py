@@ -28,6 +28,6 @@ def test_single_and_equal_values_have_no_spread() -> None:
 
 
 def test_only_finite_numbers_are_numbers() -> None:
-    assert [numbers.finite(value) for value in (True, 3, 0.5)] == [1.0, 3.0, 0.5]
-    for value in (None, "3", [], {}, math.nan, math.inf, 10**400):
+    assert [numbers.finite(value) for value in (True, 3, -1e100)] == [1.0, 3.0, -1e100]
+    for value in (None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**101), 1e101):
         assert numbers.finite(value) is None
