@@ -17,6 +17,7 @@ from gym_ray.cli.captures_verify import verify
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
+from gym_ray.cli.eval_rejoin import rejoin_run
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.cli.staging import staging_app
 from gym_ray.errors import GymRayError
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(env_app, name="env")
 eval_app.command("aggregate")(aggregate_runs)
 eval_app.command("health")(health)
+eval_app.command("rejoin")(rejoin_run)
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)
 captures_app.command("verify")(verify)

@@ -34,7 +34,7 @@ from gym_ray.rollouts.parts_files import publish_parts, with_payloads
 from gym_ray.rollouts.record_reading import line_number
 from gym_ray.rollouts.rejoin_files import NewOutput, swap
 from gym_ray.rollouts.rejoin_index import PlacedFrames
-from gym_ray.rollouts.rejoin_record import RecordAgain, Window, is_captured, join_again
+from gym_ray.rollouts.rejoin_record import RecordAgain, Rejoining, Window, is_captured
 from gym_ray.rollouts.rejoin_sources import Sources
 from gym_ray.rollouts.run_index import FILES
 from gym_ray.rollouts.run_log import line_digest, read_record, written_line
@@ -132,10 +132,10 @@ class _Rejoin:
         calls: FileCalls,
         stack: ExitStack,
     ) -> None:
-        self._paths, self._store, self._options, self._written_calls = paths, store, options, written_calls
+        self._paths, self._store, self._options = paths, store, options
         self._calls, self._stack = calls, stack
         self._report = RejoinReport()
-        self._sources = stack.enter_context(Sources(paths.sources))
+        self._rejoining = Rejoining(stack.enter_context(Sources(paths.sources)), written_calls, options)
         self._frames = PlacedFrames(paths.index)
         self._index: bytearray | None = bytearray()
         self._rows: MaterialisedRows | None = None
@@ -222,16 +222,13 @@ class _Rejoin:
             return None
         whole = with_payloads(self._paths, record)
         latency_ms = _latency_ms(whole, facts)
-        result = join_again(
+        result = self._rejoining.join_again(
             whole,
             rollout_id,
             self._store.snapshot(rollout_id),
             task=self._task_of(whole, frame),
-            sources=self._sources,
             window=Window(self._begun, None if frame is None else frame.at_us / 1e6),
             latency_ms=latency_ms,
-            written_calls=self._written_calls,
-            options=self._options,
         )
         if result.record is None:
             self._count_kept(result, written, rollout_id)

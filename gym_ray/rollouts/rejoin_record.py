@@ -29,9 +29,11 @@ from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoin_gaps import carried_over, gaps_of, is_worth_asking
 from gym_ray.rollouts.rejoin_sources import Sources
 
-__all__ = ["REJOINED_FIELD", "RecordAgain", "Window", "is_captured", "join_again"]
+__all__ = ["REJOINED_FIELD", "RecordAgain", "Rejoining", "Window", "is_captured"]
 
 REJOINED_FIELD = "_ng_rejoined"
+
+_Origin = Literal["source", "record"]
 
 _SLACK_S = 60.0
 """How far the clocks of the machines of one run may differ."""
@@ -58,7 +60,7 @@ class RecordAgain:
 
     record: dict[str, Any] | None
     kept_because: str | None = None
-    built_from: Literal["source", "record"] = "source"
+    built_from: _Origin = "source"
 
 
 def is_captured(record: Mapping[str, Any], rollout_id: str) -> bool:
@@ -72,62 +74,77 @@ def is_captured(record: Mapping[str, Any], rollout_id: str) -> bool:
     )
 
 
-def join_again(
-    record: dict[str, Any],
-    rollout_id: str,
-    snapshot: CaptureSnapshot,
-    *,
-    task: Mapping[str, Any],
-    sources: Sources,
-    window: Window,
-    latency_ms: float | None,
-    written_calls: Callable[[str], WrittenCalls],
-    options: JoinOptions,
-) -> RecordAgain:
-    """Join a record again; it is not modified. Only a changed attachment makes a new record.
+@dataclass(frozen=True, slots=True)
+class Rejoining:
+    """What stays the same for all records of a run.
 
-    Args:
-        record: A captured record in the inline shape.
-        rollout_id: Capture key of the attempt.
-        snapshot: Its capture now.
-        task: The row, or what of it names the task.
+    Attributes:
         sources: What replies brought.
-        window: When calls of this attempt can have begun.
-        latency_ms: The whole run (D31), None when it is not known.
         written_calls: Asks the servers about one rollout; called only where they could know more.
         options: How evidence is built; ``compact`` is the caller's business.
     """
-    attachment = record[ATTACHMENT_FIELD]
-    calls = read_capture(snapshot).calls
-    before = {call["model_call_id"] for call in attachment["calls"] if isinstance(call.get("model_call_id"), str)}
-    started = {str(call.fields["model_call_id"]): call.fields["started_at"] for call in calls}
-    problem = _problem(attachment, snapshot, before, started, window)
-    if problem is not None:
-        return RecordAgain(None, problem)
-    written = written_calls(rollout_id) if is_worth_asking(attachment) else WrittenCalls()
-    written = carried_over(attachment, written, before, started)
 
-    brought = sources.find(rollout_id)
-    known = brought is not None or sources.complete
-    if brought is None:
-        brought = {} if known or OBSERVATIONS_FIELD not in record else {OBSERVATIONS_FIELD: record[OBSERVATIONS_FIELD]}
+    sources: Sources
+    written_calls: Callable[[str], WrittenCalls]
+    options: JoinOptions
 
-    def built(brought: Mapping[str, Any]) -> dict[str, Any]:
-        base = _base(record, brought)
-        return build_evidence(base, task, rollout_id, snapshot, written, latency_ms, options)
+    def join_again(
+        self,
+        record: dict[str, Any],
+        rollout_id: str,
+        snapshot: CaptureSnapshot,
+        *,
+        task: Mapping[str, Any],
+        window: Window,
+        latency_ms: float | None,
+    ) -> RecordAgain:
+        """Join a record again; it is not modified. Only a changed attachment makes a new record.
 
-    result = built(brought)
-    if exact_json.dumps(result[ATTACHMENT_FIELD]) == exact_json.dumps(attachment):
-        return RecordAgain(None)
-    produced = record.get(TRAJECTORY_FIELD)
-    if not known and isinstance(produced, dict) and not _covers(result.get(TRAJECTORY_FIELD), produced):
-        result = built({**brought, TRAJECTORY_FIELD: produced})  # an agent must have brought what only it can know
-    result[REJOINED_FIELD] = {
-        "previous_sha256": hashlib.sha256(exact_json.dumps(attachment)).hexdigest(),
-        "at": datetime.now(UTC).isoformat(),
-        "from": "source" if known else "record",
-    }
-    return RecordAgain(result, None, "source" if known else "record")
+        Args:
+            record: A captured record in the inline shape.
+            rollout_id: Capture key of the attempt.
+            snapshot: Its capture now.
+            task: The row, or what of it names the task.
+            window: When calls of this attempt can have begun.
+            latency_ms: The whole run (D31), None when it is not known.
+        """
+        attachment = record[ATTACHMENT_FIELD]
+        calls = read_capture(snapshot).calls
+        before = {call["model_call_id"] for call in attachment["calls"] if isinstance(call.get("model_call_id"), str)}
+        started = {str(call.fields["model_call_id"]): call.fields["started_at"] for call in calls}
+        problem = _problem(attachment, snapshot, before, started, window)
+        if problem is not None:
+            return RecordAgain(None, problem)
+        asked = self.written_calls(rollout_id) if is_worth_asking(attachment) else WrittenCalls()
+        written = carried_over(attachment, asked, before, started)
+
+        def built(brought: Mapping[str, Any]) -> dict[str, Any]:
+            base = _base(record, brought)
+            return build_evidence(base, task, rollout_id, snapshot, written, latency_ms, self.options)
+
+        brought, known = self._brought(record, rollout_id)
+        result = built(brought)
+        if exact_json.dumps(result[ATTACHMENT_FIELD]) == exact_json.dumps(attachment):
+            return RecordAgain(None)
+        produced = record.get(TRAJECTORY_FIELD)
+        if not known and isinstance(produced, dict) and not _covers(result.get(TRAJECTORY_FIELD), produced):
+            result = built({**brought, TRAJECTORY_FIELD: produced})  # an agent must have brought what only it can know
+        origin: _Origin = "source" if known else "record"
+        result[REJOINED_FIELD] = {
+            "previous_sha256": hashlib.sha256(exact_json.dumps(attachment)).hexdigest(),
+            "at": datetime.now(UTC).isoformat(),
+            "from": origin,
+        }
+        return RecordAgain(result, None, origin)
+
+    def _brought(self, record: Mapping[str, Any], rollout_id: str) -> tuple[dict[str, Any], bool]:
+        """Return what the reply brought, and whether that is known; else what the earlier join made of it."""
+        brought = self.sources.find(rollout_id)
+        if brought is not None:
+            return brought, True
+        if self.sources.complete or OBSERVATIONS_FIELD not in record:
+            return {}, self.sources.complete
+        return {OBSERVATIONS_FIELD: record[OBSERVATIONS_FIELD]}, False
 
 
 def _problem(
