@@ -41,8 +41,7 @@ class RunLock:
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         try:
-            paths.output.parent.mkdir(parents=True, exist_ok=True)
-            paths.directory.mkdir(exist_ok=True)
+            _make_directories(paths.directory)
             self._descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StorageError(f"{paths.lock}: the output's directory cannot be written: {error}") from error
@@ -78,6 +77,14 @@ class RunLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _make_directories(directory: Path) -> None:
+    """Create a directory and what leads there; every name that is new is durable."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_directory(FileCalls(), str(path.parent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
 from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
-from gym_ray.testing.storage_faults import RecordingCalls
+from gym_ray.testing.storage_faults import ForgetfulCalls, RecordingCalls
 
 ROW = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
 
@@ -55,6 +55,34 @@ def test_a_run_begins_with_its_rows_empty_outputs_and_a_manifest(tmp_path: Path)
     assert manifest["run_id"] == started.run_id
     assert manifest["materialized_sha256"] == hashlib.sha256(paths.materialised.read_bytes()).hexdigest()
     assert (manifest["rows"], started.materialisation.rows, started.set_aside) == (1, 1, None)
+
+
+def test_a_run_that_began_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    for again in (False, True):
+        paths, calls = RunPaths.of(tmp_path / "results" / "deep" / "r.jsonl"), ForgetfulCalls()
+        with RunLock(paths) as lock:
+            begun = begin_run(lock, source(tmp_path), RowOptions(), calls=calls)
+        outputs = calls.after_power_cut(paths.output.parent)
+        own = calls.after_power_cut(paths.directory)
+        assert set(outputs) == {"r.jsonl", "r_failures.jsonl", "r_materialized_inputs.jsonl"}
+        assert set(own) == {"lock", "manifest.json", "rows.index", "sources.jsonl"}
+        assert json.loads(own["manifest.json"])["run_id"] == begun.run_id
+        if again:
+            assert begun.set_aside is not None
+            assert {"r.jsonl", "manifest.json"} <= set(calls.after_power_cut(begun.set_aside))
+
+
+def test_new_directories_are_synced_from_the_first_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("gym_ray.rollouts.run_start.sync_directory", lambda _, path: synced.append(path))
+    paths = RunPaths.of(tmp_path / "a" / "b" / "r.jsonl")
+    RunLock(paths).close()
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    synced.clear()
+    RunLock(paths).close()
+    assert synced == []
 
 
 def test_results_of_an_earlier_run_are_set_aside_and_never_deleted(tmp_path: Path) -> None:
