@@ -210,11 +210,12 @@ def _count(value: float | None) -> str:
         return "?"
     if value < 100_000:
         return f"{value:.0f}"
-    for unit in "kMBT":
-        value /= 1000
-        if value < 1000:
-            return f"{value:.1f}{unit}" if value < 100 else f"{value:.0f}{unit}"
-    return f"{value:.0f}T"
+    if value >= 10**15:  # an engine may claim any number of tokens; the files have it as it came
+        return "huge"
+    thousands = (len(str(int(value))) - 1) // 3
+    value /= 1000**thousands
+    unit = "kMBT"[thousands - 1]
+    return f"{value:.1f}{unit}" if value < 100 else f"{value:.0f}{unit}"
 
 
 def _seconds(milliseconds: float | None) -> float | None:

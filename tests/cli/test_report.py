@@ -59,6 +59,16 @@ def test_no_number_of_the_table_is_ever_cut(width: int) -> None:
     assert unknown.split()[3:7] == ["?", "?", "?", "?"], "unknown is not zero"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [(99_999, "99999"), (100_000, "100k"), (5_400_000, "5.4M"), (999_999_999_999_999, "1000T"), (10**400, "huge")],
+)
+def test_any_number_of_tokens_fits(tokens: int, shown: str) -> None:
+    metrics = RunMetrics()
+    metrics.add(summary("a", tokens_in=tokens))
+    assert printed(80, metrics, progress(done=1), {}).splitlines()[1].split()[6] == shown
+
+
 def aggregated(tmp_path: Path, rewards: list[list[object]]) -> Aggregation:
     paths = RunPaths.of(tmp_path / "out.jsonl")
     key = {"agent_ref": {"name": "an_agent_with_a_name"}}
