@@ -49,6 +49,7 @@ def plan_of(settings: RunSettings) -> RunPlan:
         resume=settings.resume_from_cache,
         salvage=settings.salvage,
         retry_invalid_judge_responses=settings.retry_invalid_judge_responses,
+        dispatch_longest_first=settings.dispatch_longest_first,
     )
 
 

@@ -5,6 +5,7 @@ It owns the output's lock, the claim on capture ids and every open file of the r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gym_ray.rollouts.collection import Collection
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.judge_requeue import requeue_invalid_judge
 from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.longest_first import longest_first
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
 from gym_ray.rollouts.retry_rules import is_gated
@@ -47,6 +49,7 @@ class RunPlan:
         resume: Take up the run that wrote the output, where there is one (D49).
         salvage: At a resume, set damaged lines aside instead of refusing to go on.
         retry_invalid_judge_responses: At a resume, run rows again whose judge gave no valid verdict (D57).
+        dispatch_longest_first: At a resume, start rows first that took longest when they failed (D44).
     """
 
     paths: RunPaths
@@ -59,6 +62,7 @@ class RunPlan:
     resume: bool = False
     salvage: bool = False
     retry_invalid_judge_responses: bool = False
+    dispatch_longest_first: bool = False
 
     @property
     def capture_dirs(self) -> list[Path]:
@@ -160,7 +164,21 @@ class RunSession:
         rows = hold(MaterialisedRows.of(paths))
         outputs, log, index = hold(RunOutputs(paths)), hold(LedgerLog(paths.ledger)), hold(IndexLog(paths.index))
         mask_limit = None if self.plan.tokens is None else self.plan.tokens.mask_limit()
-        return Collection(rows, outputs, log, port, self.plan.settings, mask_limit, index=index, state=self._state)
+        return Collection(
+            rows,
+            outputs,
+            log,
+            port,
+            self.plan.settings,
+            mask_limit,
+            index=index,
+            state=self._state,
+            order=self._order(len(rows)),
+        )
+
+    def _order(self, rows: int) -> array[int] | None:
+        resumed = self._state is not None
+        return longest_first(self.plan.paths, rows) if resumed and self.plan.dispatch_longest_first else None
 
     def close(self) -> None:
         """Close every file and give the output's lock back; call it when the collection is over. Safe to repeat."""
