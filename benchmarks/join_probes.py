@@ -228,7 +228,7 @@ def growing(directory: Path, size: int, count: int) -> dict[str, float]:
 def stored_bytes(directory: Path, size: int, count: int) -> dict[str, float]:
     """Return what a growing rollout takes, whole and compact, and what of it is distinct.
 
-    Distinct is every item of a request or a response once, and the rest of each request and response once.
+    Distinct is every item of a request or a response once, and the rest of each captured line and of the reply.
     """
     del directory, count
     rollout = growing_rollout(size)
@@ -238,6 +238,8 @@ def stored_bytes(directory: Path, size: int, count: int) -> dict[str, float]:
         for body, items in ((call["request"], "input"), (call["response"], "output")):
             pieces |= {orjson.dumps(item) for item in body[items]}
             pieces.add(orjson.dumps({name: value for name, value in body.items() if name != items}))
+        pieces.add(orjson.dumps({name: value for name, value in call.items() if name not in ("request", "response")}))
+    pieces.add(rollout.reply)
     return {
         "inline_bytes": len(inline.line),
         "compact_bytes": len(compact.line),

@@ -74,7 +74,8 @@ def merged_calls(produced: Sequence[_Call], captured: Sequence[_Call]) -> tuple[
     places = _places(produced, captured)
     merged, gaps = list(produced), []
     for call in captured:
-        place = places.get(_id(call), places.get(_pair(call)))
+        key = _id(call) if _id(call) in places else _pair(call)
+        place = places.pop(key, None)  # a second call of the same name is another call, and makes no trajectory
         if place is None:
             merged.append(call)
         elif _contradicts(produced[place], call):
