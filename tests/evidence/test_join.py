@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_ray.evidence.build import JoinOptions, build_evidence
+from gym_ray.evidence.compact import Parts, inline
+from gym_ray.evidence.facts import RecordFacts
 from gym_ray.evidence.join import Joined, join
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.call_index import RecordedCall
@@ -288,3 +291,101 @@ def test_a_replys_own_failure_class_is_kept_as_it_came_and_counted_under_a_short
     assert record["_ng_failure_class"] == given_class
     assert found.summary.failure_class == named
     assert found.destination == "failures"
+
+
+OBSERVED = {
+    "source": "toy",
+    "records": [
+        {
+            "kind": "agent_invocation",
+            "invocation_id": "root",
+            "model_calls": [{"model_call_id": "c0"}],
+            "conversation": [{"role": "user", "content": "q" * 300}],
+        }
+    ],
+}
+
+
+def test_what_the_reply_brought_is_kept_for_a_later_join() -> None:
+    reply = {"reward": 1.0, "ng_agent_observations": OBSERVED, "ng_trajectory": {"odd": True}}
+    snapshot, written = CaptureSnapshot(exchange("c0"), incomplete=False), WrittenCalls(recorded("c0"))
+    record, found = run(reply, snapshot=snapshot, written=written)
+    assert found.source is not None
+    brought = {name: reply[name] for name in ("ng_agent_observations", "ng_trajectory")}
+    assert json.loads(found.source) == {"rollout_id": "3-1", **brought}
+    again = {name: value for name, value in record.items() if not name.startswith("ng_")} | brought
+    assert build_evidence(again, ROW, "3-1", snapshot, written, 12.5, JoinOptions()) == record
+    assert run({"reward": 1.0}, snapshot=snapshot, written=written)[1].source is None
+
+
+def test_facts_have_figures_and_verdict_and_no_evidence() -> None:
+    snapshot, written = CaptureSnapshot(exchange("c0"), incomplete=False), WrittenCalls(recorded("c0"))
+    _, found = run({"reward": 1.0, "ng_agent_observations": OBSERVED}, snapshot=snapshot, written=written)
+    facts = RecordFacts.parse(found.facts)
+    assert facts is not None
+    assert facts.reduced["reward"] == 1.0
+    assert facts.summary["num_calls"] == 1
+    assert facts.verdict["rollout_id"] == "3-1"
+    assert not {"ng_trajectory", "ng_agent_observations", "ng_model_call_capture"} & set(facts.reduced)
+
+
+def test_ignored_checks_do_not_run() -> None:
+    snapshot, written = CaptureSnapshot(exchange("c0"), incomplete=False), WrittenCalls(recorded("c0"))
+    options = JoinOptions(ignored_checks=frozenset({"model_call_missing_token_counts"}))
+    found = []
+    for each in (JoinOptions(), options):
+        _, one = run({"ng_agent_observations": OBSERVED}, snapshot=snapshot, written=written, options=each)
+        facts = RecordFacts.parse(one.facts)
+        assert facts is not None
+        found.append({finding["check"] for finding in facts.verdict["findings"]})
+    assert found[0] - found[1] == {"model_call_missing_token_counts"}
+
+
+def test_a_compact_record_and_its_parts_are_the_inline_record() -> None:
+    snapshot, written = CaptureSnapshot(exchange("c0"), incomplete=False), WrittenCalls(recorded("c0"))
+    reply = {"reward": 1.0, "ng_agent_observations": OBSERVED, "ng_payloads": "a reply's own"}
+    whole, plain = run(reply, snapshot=snapshot, written=written)
+    small, found = run(reply, snapshot=snapshot, written=written, options=JoinOptions(compact=True))
+    assert found.parts is not None
+    assert inline(small, Parts.parse(found.parts)) == whole
+    assert (found.facts, found.summary, found.source) == (plain.facts, plain.summary, plain.source)
+    assert plain.parts is None
+    assert run({"reward": 1.0}, options=JoinOptions(compact=True))[1].parts is None
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize("levels", [260, 480, 900])
+def test_a_line_that_nests_too_deeply_for_a_record_costs_only_itself(levels: int) -> None:
+    deep = exchange("c1").replace(b'"input": "q"', b'"input": ' + nested(levels))
+    data = exchange("c0") + deep + exchange("c2")
+    written = WrittenCalls(recorded("c0", "c1", "c2"))
+    record, found = run({"reward": 1.0}, snapshot=CaptureSnapshot(data, incomplete=False), written=written)
+    assert (found.destination, record["reward"]) == ("main", 1.0)
+    calls = [call["model_call_id"] for call in record["ng_model_call_capture"]["calls"]]
+    assert calls in (["c0", "c1", "c2"], ["c0", "c2"])
+    unread = [("model_call_capture_records_unreadable", "count=1"), ("model_call_capture_calls_missing", "count=1")]
+    assert gaps(record) == ([] if len(calls) == 3 else unread)
+    assert len(calls) == (3 if levels < 400 else 2)
+
+
+def test_tool_arguments_of_a_model_that_loops_are_kept_as_text() -> None:
+    text = (b'{"a":' * 700 + b"1" + b"}" * 700).decode()
+    call = {"type": "function_call", "call_id": "t", "name": "f", "arguments": text}
+    line = json.loads(exchange("c0"))
+    line["response"]["output"] = [call]
+    snapshot = CaptureSnapshot(json.dumps(line).encode(), incomplete=False)
+    record, _ = run({"reward": 1.0}, snapshot=snapshot, written=WrittenCalls(recorded("c0")))
+    assert record["ng_model_call_capture"]["calls"][0]["tool_calls"][0]["arguments"] == {"_raw": text}
+    assert gaps(record) == []
+
+
+def test_a_reply_that_nests_too_deeply_is_a_failure_that_keeps_its_calls() -> None:
+    snapshot, written = CaptureSnapshot(exchange("c0"), incomplete=False), WrittenCalls(recorded("c0"))
+    record, found = run(b'{"reward": 1.0, "odd": ' + nested(900) + b"}", snapshot=snapshot, written=written)
+    assert found.destination == "failures"
+    assert "cannot be stored" in record["_ng_failure_message"]
+    assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 1
+    assert found.source is None
