@@ -54,7 +54,6 @@ def read_parts(paths: RunPaths, rollout_id: str) -> Parts:
         RolloutIdError: The id cannot be a file name.
         StorageMissingError: There is no parts file.
         StorageError: It cannot be read.
-        DamagedRecordError: A line of it is damaged; names file and line.
     """
     name = check_rollout_id(rollout_id) + PARTS_SUFFIX
     path = paths.parts / name

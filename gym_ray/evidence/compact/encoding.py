@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.evidence.compact.grammar import LIKE, LIST, MORE, PART, RAW, looks_encoded, name_of
+from gym_ray.evidence.compact.grammar import LIKE, LIST, MORE, PART, RAW, SHORT, looks_encoded, name_of
 
 __all__ = ["PartWriter", "long_texts"]
 
 _LONG_TEXT = 96
-"""Characters from which on a text is a part of its own; a reference and its line cost about 60 bytes."""
-_SMALL_OBJECT = 96
-"""Bytes up to which a payload stays where it is."""
+"""Characters from which on a text is a part of its own."""
+_SMALL_OBJECT, _SMALL_LIST = 64, 96
+"""Bytes up to which an object or a list stays where it is."""
+_SHORT_LIST = 4
+"""Items up to which a list is spelled where it stands, and is no part that others can begin with."""
 _DEEPEST = 48
 """Levels that are looked into; what nests deeper stays whole, so that no payload exhausts the stack."""
 _PLAIN = (int, float, bool, type(None))
@@ -51,6 +53,7 @@ class PartWriter:
     def __init__(self, held: Iterable[str] = ()) -> None:
         self._held = frozenset(held)
         self._lines: list[bytes] = []
+        self._names: dict[str, str] = {}  # what references call a part: its whole name
         self._written: set[str] = set()
         self._texts: dict[str, str] = {}
         self._items: dict[bytes, str] = {}
@@ -60,7 +63,7 @@ class PartWriter:
         self._models: dict[tuple[str, ...], tuple[str, dict[str, bytes]]] = {}
 
     def content(self) -> bytes:
-        """Return the parts so far: one line each, ``{"<name>":<value>}``."""
+        """Return the parts so far, one encoded value a line."""
         return b"".join(self._lines)
 
     def payload(self, value: Any) -> Any:
@@ -86,7 +89,9 @@ class PartWriter:
 
     def _member(self, value: Any) -> Any:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            return self._list(value)
+            is_small = len(value) <= 2 and len(exact_json.dumps(value)) <= _SMALL_LIST
+            if not is_small:
+                return self._list(value)
         return self._nested(value, 0)
 
     def _list(self, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,12 +99,12 @@ class PartWriter:
         if known is not None:
             return {PART: known}
         names = tuple([self._item(item) for item in items])
-        if len(names) == 1:
+        if len(names) <= _SHORT_LIST:
             return {LIST: list(names)}
         name = self._lists.get(names)
         if name is None:
             base, keep = self._prefixes.longest(names)
-            spelled = {MORE: [base, keep, names[keep:]]} if keep > 1 else {LIST: names}
+            spelled = {MORE: [base, keep, names[keep:]]} if keep > 2 else {LIST: names}
             name = self._put(exact_json.dumps(spelled))
             self._lists[names] = name
             self._prefixes.add(names, name)
@@ -134,16 +139,18 @@ class PartWriter:
         name = self._texts.get(text)
         if name is None:
             content = exact_json.dumps(text)
-            name = name_of(content) if text in self._held else self._put(content)
-            self._texts[text] = name
+            name = self._texts[text] = self._put(content, is_held=text in self._held)
         return {PART: name}
 
-    def _put(self, content: bytes) -> str:
-        name = name_of(content)
-        if name not in self._written:
-            self._written.add(name)
-            self._lines.append(b'{"%s":%s}\n' % (name.encode("ascii"), content))
-        return name
+    def _put(self, content: bytes, *, is_held: bool = False) -> str:
+        """Return what references call this content; it is written unless it is there, or held under that name."""
+        line = content
+        while self._names.setdefault((whole := name_of(line))[:SHORT], whole) != whole:
+            line += b" "
+        if whole not in self._written and not (is_held and line == content):
+            self._written.add(whole)
+            self._lines.append(line + b"\n")
+        return whole[:SHORT]
 
 
 class _Prefixes:

@@ -11,7 +11,10 @@ stands for itself. A payload that happens to look like such an object is kept ve
 ``{"$raw": value}``                   the value itself, nothing in it is encoded
 ====================================  ================================================================================
 
-A name is the blake2b-128 of the bytes that the part's line holds, 22 characters of URL-safe base64.
+A parts file holds the encoded values, one a line, and no names: a part's name is the blake2b-128 of its line in
+URL-safe base64, and a reference gives its first eight characters. A line whose name begins like another one's gets
+spaces at its end until it does not. Whoever reads hashes the lines; so a line that was changed is no part any more, and
+where two lines of a merged file have one beginning, neither is taken for the other.
 """
 
 from __future__ import annotations
@@ -20,17 +23,18 @@ import base64
 import hashlib
 from typing import Any
 
-__all__ = ["LIKE", "LIST", "MORE", "NAME_LENGTH", "PART", "RAW", "looks_encoded", "name_of"]
+__all__ = ["LIKE", "LIST", "MORE", "PART", "RAW", "SHORT", "looks_encoded", "name_of"]
 
 PART, LIST, MORE, LIKE, RAW = "$part", "$list", "$more", "$like", "$raw"
-NAME_LENGTH = 22
+SHORT = 8
+"""Characters of a name that a reference gives: 48 bits."""
 _SPELLINGS = frozenset((PART, LIST, MORE, LIKE, RAW))
 
 
 def name_of(content: bytes) -> str:
-    """Return the name of a part with these bytes."""
+    """Return the whole name of a part with these bytes."""
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return base64.urlsafe_b64encode(digest)[:NAME_LENGTH].decode("ascii")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 
 def looks_encoded(value: dict[str, Any]) -> bool:

@@ -1,33 +1,35 @@
 """Reads parts and puts payloads together again.
 
-Every line proves itself: its name is the hash of its bytes. So a part is right or refused, never silently another.
+A part is found by the hash of its line. So a part is right or missing, and never silently another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError
-from gym_ray.evidence.compact.grammar import LIKE, LIST, MORE, NAME_LENGTH, PART, RAW, looks_encoded, name_of
+from gym_ray.evidence.compact.grammar import LIKE, LIST, MORE, PART, RAW, SHORT, looks_encoded, name_of
 
 __all__ = ["PartReader", "Parts", "merged_parts"]
 
-_VALUE_AT = NAME_LENGTH + 4  # behind {" and the name and ":
 _DEEPEST = 120
 
 
 class Parts:
     """The parts of one rollout, by name; read-only.
 
-    Attributes:
+    Args:
+        lines: One encoded value each; a line that was damaged is a part that nobody refers to.
         place: The file they come from, for messages.
     """
 
-    def __init__(self, encoded: dict[str, Any], place: str = "its parts") -> None:
-        self._encoded = encoded
+    def __init__(self, lines: Iterable[bytes] = (), place: str = "its parts") -> None:
+        self._lines: dict[str, list[bytes]] = {}
         self.place = place
+        for line in dict.fromkeys(lines):
+            self._lines.setdefault(name_of(line)[:SHORT], []).append(line)
 
     @classmethod
     def parse(cls, data: bytes, place: str = "its parts") -> Parts:
@@ -36,59 +38,32 @@ class Parts:
         Args:
             data: One part a line.
             place: The file, for messages.
-
-        Raises:
-            DamagedRecordError: A line is no part, or its bytes are not the ones that its name was made from.
         """
-        return cls({name: exact_json.loads(content) for name, content in _contents(data, place)}, place)
-
-    def __len__(self) -> int:
-        return len(self._encoded)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._encoded
+        return cls(filter(None, data.split(b"\n")), place)
 
     def encoded(self, name: str) -> Any:
         """Return a part in its encoded spelling.
 
+        Args:
+            name: As references spell it.
+
         Raises:
             KeyError: There is no such part.
+            DamagedRecordError: There are several whose names begin so.
         """
-        return self._encoded[name]
+        found = self._lines[name]
+        if len(found) > 1:
+            raise DamagedRecordError(f"{self.place}: {name} names {len(found)} parts; nobody knows which one is meant")
+        return exact_json.loads(found[0])
 
 
 def merged_parts(*contents: bytes) -> bytes:
-    """Return one parts file that holds what all of these hold, in order; damaged lines of it stay out.
+    """Return one parts file that holds what all of these hold, in order.
 
     A record that refers to any of them can be read with it.
     """
-    lines: dict[bytes, None] = {}
-    for content in contents:
-        for line in content.split(b"\n"):
-            if _proven(line) is not None:
-                lines[line] = None
+    lines = dict.fromkeys(line for content in contents for line in content.split(b"\n") if line)
     return b"".join(line + b"\n" for line in lines)
-
-
-def _proven(line: bytes) -> tuple[str, bytes] | None:
-    if line[:2] != b'{"' or line[_VALUE_AT - 2 : _VALUE_AT] != b'":' or line[-1:] != b"}":
-        return None
-    content = line[_VALUE_AT:-1]
-    name = name_of(content)
-    return (name, content) if line[2 : 2 + NAME_LENGTH] == name.encode("ascii") else None
-
-
-def _contents(data: bytes, place: str) -> Iterator[tuple[str, bytes]]:
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line:
-            continue
-        part = _proven(line)
-        if part is None:
-            raise DamagedRecordError(
-                f"{place}, line {number}: no part, or not the bytes that its name was made from; "
-                "join the rollout again from its capture (`gym-ray eval rejoin`)"
-            )
-        yield part
 
 
 class PartReader:
@@ -101,8 +76,8 @@ class PartReader:
 
     def __init__(self, parts: Parts, held: Iterable[str] = ()) -> None:
         self._parts = parts
-        self._held_texts: Iterable[str] | None = held
-        self._held: dict[str, str] = {}
+        self._held_texts = held
+        self._held: Parts | None = None
         self._values: dict[str, Any] = {}
 
     def payload(self, value: Any, level: int = 0) -> Any:
@@ -154,8 +129,6 @@ class PartReader:
             if base in self._values:
                 built = self._values[base]
                 break
-            if len(chain) > len(self._parts):
-                raise DamagedRecordError(f"{self._parts.place}: lists begin with each other")
             value = self._encoded(base)
         else:
             built = [self._value(item, level) for item in value[LIST]]
@@ -168,14 +141,18 @@ class PartReader:
         return built
 
     def _encoded(self, name: str) -> Any:
-        if name in self._parts:
+        if not isinstance(name, str):
+            raise TypeError("a name is text")
+        try:
             return self._parts.encoded(name)
-        if self._held_texts is not None:
-            self._held = {name_of(exact_json.dumps(text)): text for text in self._held_texts}
-            self._held_texts = None
-        if name not in self._held:
+        except KeyError:
+            pass
+        if self._held is None:
+            self._held = Parts(map(exact_json.dumps, self._held_texts), "the record")
+        try:
+            return self._held.encoded(name)
+        except KeyError:
             raise DamagedRecordError(
-                f"{self._parts.place}: part {name} is missing; join the rollout again from its capture "
-                "(`gym-ray eval rejoin`)"
-            )
-        return self._held[name]
+                f"{self._parts.place}: part {name} is missing: its line was changed, or it is another record's file; "
+                "restore it, or join the rollout again from its capture (`gym-ray eval rejoin`)"
+            ) from None

@@ -10,6 +10,7 @@ from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError
 from gym_ray.evidence.compact import Parts, merged_parts
 from gym_ray.evidence.compact.encoding import PartWriter
+from gym_ray.evidence.compact.grammar import name_of
 from gym_ray.evidence.compact.parts import PartReader
 
 _TEXT = "some longer text " * 10
@@ -22,27 +23,27 @@ def _encoded(*payloads: Any) -> tuple[list[Any], bytes]:
 
 
 def test_every_changed_byte_of_a_part_is_noticed() -> None:
-    _, content = _encoded({"input": [{"content": _TEXT}]})
+    (spelled,), content = _encoded({"model": _TEXT, "input": [{"content": f"{number} {_TEXT}"} for number in range(6)]})
     for at in range(len(content)):
         damaged = bytearray(content)
         damaged[at] ^= 1
-        with pytest.raises(DamagedRecordError, match=r"0-0\.parts\.jsonl, line \d"):
-            Parts.parse(bytes(damaged), "0-0.parts.jsonl")
+        with pytest.raises(DamagedRecordError, match=r"0-0\.parts\.jsonl: part \S{8} is missing"):
+            PartReader(Parts.parse(bytes(damaged), "0-0.parts.jsonl")).payload(spelled)
 
 
-def test_a_torn_last_line_is_refused() -> None:
-    _, content = _encoded({"input": _TEXT})
-    for end in range(1, len(content) - 1):
-        if content[end - 1 : end] != b"\n":
-            with pytest.raises(DamagedRecordError, match="line"):
-                Parts.parse(content[:end])
+def test_every_cut_but_of_the_last_line_feed_is_noticed() -> None:
+    (spelled,), content = _encoded({"input": _TEXT})
+    for end in range(len(content) - 1):
+        with pytest.raises(DamagedRecordError, match="is missing"):
+            PartReader(Parts.parse(content[:end])).payload(spelled)
+    assert PartReader(Parts.parse(content[:-1])).payload(spelled) == {"input": _TEXT}
 
 
 def test_merged_parts_serve_both_records() -> None:
     (one,), first = _encoded({"input": [{"content": _TEXT}]})
     (other,), second = _encoded({"input": [{"content": _TEXT}, {"content": f"more {_TEXT}"}]})
-    both = merged_parts(first, b'{"damaged": 1}\n', second)
-    assert len(both.splitlines()) == len(set(first.splitlines()) | set(second.splitlines()))
+    both = merged_parts(first, b"{damaged\n", second)
+    assert both.splitlines() == list(dict.fromkeys([*first.splitlines(), b"{damaged", *second.splitlines()]))
     parts = Parts.parse(both)
     assert PartReader(parts).payload(one) == {"input": [{"content": _TEXT}]}
     assert PartReader(parts).payload(other)["input"][1]["content"] == f"more {_TEXT}"
@@ -84,12 +85,33 @@ def test_the_reference_and_the_bytes_of_equal_looking_values_differ() -> None:
 )
 def test_spellings_that_are_none_are_refused(value: Any) -> None:
     with pytest.raises(DamagedRecordError, match="the file"):
-        PartReader(Parts({}, "the file")).payload(value)
+        PartReader(Parts(place="the file")).payload(value)
 
 
-def test_parts_that_nest_without_end_are_refused() -> None:
-    """No honest file can hold a circle; one that was made by hand does not end the process."""
+def test_parts_that_nest_too_deep_are_refused() -> None:
+    """No writer of ours makes them; a file that was made by hand does not end the process."""
+    lines = [b'"end"']
+    for _ in range(1000):
+        lines.append(exact_json.dumps([{"$part": name_of(lines[-1])[:8]}]))
     with pytest.raises(DamagedRecordError, match="levels deep"):
-        PartReader(Parts({"a": {"$part": "b"}, "b": [{"$part": "a"}]})).payload({"$part": "a"})
-    with pytest.raises(DamagedRecordError, match="begin with each other"):
-        PartReader(Parts({"a": {"$more": ["b", 1, []]}, "b": {"$more": ["a", 1, []]}})).payload({"$part": "a"})
+        PartReader(Parts(lines)).payload({"$part": name_of(lines[-1])[:8]})
+
+
+def test_parts_whose_names_begin_alike_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of six bits: many parts meet another one's."""
+
+    def few(content: bytes) -> str:
+        return name_of(content)[0] * 8 + name_of(content)[8:]
+
+    monkeypatch.setattr("gym_ray.evidence.compact.encoding.name_of", few)
+    monkeypatch.setattr("gym_ray.evidence.compact.parts.name_of", few)
+    payload = {"input": [{"content": f"{number} {_TEXT}"} for number in range(20)], "model": _TEXT}
+    for held in ((), (_TEXT, f"3 {_TEXT}", f"4 {_TEXT}", f"5 {_TEXT}")):
+        writer = PartWriter(held)
+        spelled = writer.payload(payload)
+        assert b" \n" in writer.content()
+        assert PartReader(Parts.parse(writer.content()), held).payload(spelled) == payload
+    monkeypatch.setattr("gym_ray.evidence.compact.parts.name_of", lambda _: "A" * 22)
+    merged = Parts.parse(merged_parts(b'"one"\n', b'"other"\n'))
+    with pytest.raises(DamagedRecordError, match="AAAAAAAA names 2 parts; nobody knows which one is meant"):
+        PartReader(merged).payload({"$part": "AAAAAAAA"})
