@@ -66,7 +66,7 @@ async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) ->
     assert set(port.times("run").values()) == {1}
     assert port.most_running == 3
     assert collection.progress().complete
-    assert collection.metrics.to_dict()["overall"]["reward"] == {"mean": 1.0, "measured": 10, "masked": 0}
+    assert collection.metrics.to_dict()["overall"]["reward"] == {"mean": 1.0, "measured": 10, "masked": 0, "unmeasured": 0}
 
 
 async def masked_for(job: AttemptJob, *reasons: str) -> RunResult:
