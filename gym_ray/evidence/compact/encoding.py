@@ -88,6 +88,8 @@ class PartWriter:
         return {LIKE: [name, changed]} if changed else {PART: name}
 
     def _member(self, value: Any) -> Any:
+        if isinstance(value, dict) and not looks_encoded(value):  # such as usage, which has the same members each time
+            return self._object({key: self._nested(member, 1) for key, member in value.items()})
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             is_small = len(value) <= 2 and len(exact_json.dumps(value)) <= _SMALL_LIST
             if not is_small:
