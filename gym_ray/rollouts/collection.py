@@ -18,7 +18,6 @@ from gym_ray.rollouts.attempt_flow import AttemptFlow, Finished
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.longest_first import longest_first
 from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.pace import Pace
@@ -79,14 +78,10 @@ class Collection:
         index: Where finished attempts are noted once their records are durable, so that a resumed run need not read
             the records; None notes them nowhere, and a resumed run reads the outputs.
         state: What earlier runs left of each row, None for a fresh run; the collection takes it over.
-        order: Ordinals in the order in which rows start, None for their own; in a resumed run whose settings ask for
-            it, None puts those first that took longest when they failed.
+        order: Ordinals in the order in which rows start, None for their own.
 
     Attributes:
         metrics: Aggregates over every finished attempt so far.
-
-    Raises:
-        StorageError: The failed records of earlier runs, which say what took longest, cannot be read.
     """
 
     def __init__(
@@ -105,8 +100,6 @@ class Collection:
         self._mask_limit, self._index = mask_limit, index
         self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
         self._settings = settings or CollectionSettings()
-        if order is None and state is not None and self._settings.dispatch_longest_first:
-            order = longest_first(outputs.paths, len(rows))
         self._ledger = Ledger(
             len(rows),
             state,

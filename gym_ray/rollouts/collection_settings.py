@@ -23,7 +23,6 @@ class CollectionSettings:
         join_backoff_s: Wait before the second try of a failed join; doubles with each further one.
         max_attempts: Recorded failures, over all runs, after which a row is given up (D53).
         retry_terminal_timeouts: Which failures of earlier runs are final (D54).
-        dispatch_longest_first: In a resumed run, start rows first that took longest when they failed (D44).
     """
 
     num_samples_in_parallel: int | None = None
@@ -34,7 +33,6 @@ class CollectionSettings:
     join_backoff_s: float = 0.5
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     retry_terminal_timeouts: bool = False
-    dispatch_longest_first: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_samples_in_parallel", "max_resident_rollout_tasks", "run_timeout_s", "max_attempts"):

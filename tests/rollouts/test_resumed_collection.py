@@ -123,25 +123,6 @@ async def test_the_budget_and_the_order_are_what_was_asked_for(make_run: Any) ->
     assert [key for what, key in port.events if what == "run"] == ["2-0", "1-0", "1-0-a1", "0-0"]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"), [(True, ["2-0-a1", "0-0-a1", "1-0"]), (False, ["0-0-a1", "1-0", "2-0-a1"])]
-)
-async def test_a_resumed_run_may_start_what_took_longest_first(
-    make_run: Any, wanted: bool, expected: list[str]
-) -> None:
-    run = make_run(3)
-    state = RunState.fresh(3)
-    with IndexLog(run.paths.index) as index:
-        for ordinal, took_s in ((0, 5), (2, 50)):
-            record = {"elapsed_seconds": took_s, "_ng_rollout_id": f"earlier-{ordinal}"}
-            await index.append(ordinal, 0, run.outputs.append("failures", json.dumps(record).encode()))
-            state.note_failure(ordinal, 0, 0)
-    port = FakePort(run.outputs, capacity=1)
-    limits = {"max_resident_rollout_tasks": 1, "dispatch_longest_first": wanted}
-    await run.collection(port, state=state, **limits).run()
-    assert [key for what, key in port.events if what == "run"] == expected
-
-
 async def test_a_damaged_row_is_a_recorded_failure_and_the_run_goes_on(make_run: Any) -> None:
     run = make_run(5)
     line = run.rows.read(2)
