@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TokenCounts", "count", "token_counts"]
+__all__ = ["TokenCounts", "count", "count_values", "token_counts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class TokenCounts:
     cache_creation_tokens: int | None = None
 
 
+_Counts = tuple[int | None, int | None, int | None, int | None, int | None, bool | None, int | None]
 _UNKNOWN = TokenCounts()
+_NOTHING: _Counts = (None, None, None, None, None, None, None)
 _GENERATED = ("output_tokens", "completion_tokens")
 _CACHED = ("cached_tokens", "cached_input_tokens")
 _CACHED_ABOVE = ("cache_read_input_tokens", "cached_input_tokens")
@@ -48,8 +50,13 @@ def count(value: object) -> int | None:
 
 def token_counts(usage: object) -> TokenCounts:
     """Read the token counts of a usage block (A105-A111); never raises."""
+    return _UNKNOWN if not isinstance(usage, dict) or not usage else TokenCounts(*count_values(usage))
+
+
+def count_values(usage: object) -> _Counts:
+    """Return what :func:`token_counts` does, as the values of its fields in their order."""
     if not isinstance(usage, dict) or not usage:
-        return _UNKNOWN
+        return _NOTHING
     get = usage.get
     prompt, given = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
     tokens_in = _tokens_in(usage, openai_style=prompt is not None or given is not None)
@@ -63,15 +70,8 @@ def token_counts(usage: object) -> TokenCounts:
     reasoning = _first(_details(usage, "output_tokens_details"), _REASONING)
     if reasoning is None and (reasoning := _first(_details(usage, "completion_tokens_details"), _REASONING)) is None:
         reasoning = count(get("reasoning_output_tokens"))
-    return TokenCounts(
-        tokens_in,
-        tokens_out,
-        reasoning,
-        total,
-        cached,
-        None if cached is None else cached > 0,
-        count(get("cache_creation_input_tokens")),
-    )
+    cache_hit = None if cached is None else cached > 0
+    return tokens_in, tokens_out, reasoning, total, cached, cache_hit, count(get("cache_creation_input_tokens"))
 
 
 def _first(holder: dict[str, Any] | None, names: tuple[str, ...]) -> int | None:
