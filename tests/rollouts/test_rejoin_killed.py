@@ -18,6 +18,7 @@ from gym_ray.rollouts.rejoin import rejoin
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.joined_runs import JoinedRun, captured_call
+from gym_ray.testing.storage_faults import ForgetfulCalls
 from gym_ray.testing.written_runs import UnsyncedCalls, resumed
 
 _OLD = [["c0"], ["c2"], ["c1"]]
@@ -136,3 +137,43 @@ def test_a_kill_at_any_step_leaves_old_or_new(tmp_path: Path, compact: bool) -> 
         assert not list(root.glob(".*.tmp"))
     assert all(state in (_OLD, _HALF, _NEW) for state in met)
     assert all(state in met for state in (_OLD, _HALF, _NEW)), "too few kills were met to tell"
+
+
+class _PowerCuts(ForgetfulCalls):
+    """Looks, behind every step, at what a power cut would leave of the outputs."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root, self.left = root, list[dict[str, bytes]]()
+        for path in (*root.glob("*.jsonl"), root):
+            fd = super().open(str(path), os.O_RDONLY)
+            super().sync(fd)
+            super().close(fd)
+
+    def _look(self) -> None:
+        self.left.append(self.after_power_cut(self._root))
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        written = super().write(fd, data)
+        self._look()
+        return written
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self._look()
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self._look()
+
+
+def test_a_power_cut_at_any_step_leaves_old_or_new(tmp_path: Path) -> None:
+    root = tmp_path / "made"
+    _make(root, JoinOptions(compact=True))
+    names = ("out.jsonl", "out_failures.jsonl")
+    old = {name: (root / name).read_bytes() for name in names}
+    calls = _PowerCuts(root)
+    _rejoin(root, calls)
+    new = {name: (root / name).read_bytes() for name in names}
+    assert all(left[name] in (old[name], new[name]) for left in calls.left for name in names)
+    assert {name: calls.left[-1][name] for name in names} == new
