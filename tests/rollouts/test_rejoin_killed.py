@@ -130,6 +130,7 @@ def test_a_kill_at_any_step_leaves_old_or_new(tmp_path: Path, compact: bool) -> 
         assert _is_killed(root, _Counted(step)), step
         met.append(_calls_of(root))
         found = resumed(RunPaths.of(root / "out.jsonl"), calls=UnsyncedCalls())
+        assert not any("disagrees" in warning for warning in found.warnings), "an index of other outputs was left"
         assert list(found.state.done) == [1, 0, 1]
         assert list(found.state.failures) == [0, 1, 0]
         _rejoin(root, UnsyncedCalls())
