@@ -8,6 +8,22 @@ trajectory holds it in calls, turns and conversations. :func:`compacted` takes e
 from __future__ import annotations
 
 from gym_ray.evidence.compact.parts import Parts, merged_parts
-from gym_ray.evidence.compact.record import COMPACT_FIELD, PAYLOADS_BY_REFERENCE, compacted, inline, is_compact
+from gym_ray.evidence.compact.record import (
+    COMPACT_FIELD,
+    PAYLOADS_BY_REFERENCE,
+    compacted,
+    inline,
+    is_compact,
+    without_payloads,
+)
 
-__all__ = ["COMPACT_FIELD", "PAYLOADS_BY_REFERENCE", "Parts", "compacted", "inline", "is_compact", "merged_parts"]
+__all__ = [
+    "COMPACT_FIELD",
+    "PAYLOADS_BY_REFERENCE",
+    "Parts",
+    "compacted",
+    "inline",
+    "is_compact",
+    "merged_parts",
+    "without_payloads",
+]

@@ -16,7 +16,7 @@ from gym_ray.evidence.compact.encoding import PartWriter, long_texts
 from gym_ray.evidence.compact.parts import PartReader, Parts
 from gym_ray.evidence.compact.places import CONVERSATION, TRAJECTORY_FIELD, changed
 
-__all__ = ["COMPACT_FIELD", "PAYLOADS_BY_REFERENCE", "compacted", "inline", "is_compact"]
+__all__ = ["COMPACT_FIELD", "PAYLOADS_BY_REFERENCE", "compacted", "inline", "is_compact", "without_payloads"]
 
 COMPACT_FIELD = "ng_payloads"
 """Member that makes a record a compact one; a reply's own member of that name is no evidence and must not get here."""
@@ -100,6 +100,26 @@ def inline(record: dict[str, Any], parts: Parts) -> dict[str, Any]:
         _take_gap_away(result)
     restored(result, header["slimmed"], parts.place)
     return changed(result, put_back)
+
+
+def without_payloads(record: dict[str, Any], place: str = "the record") -> dict[str, Any]:
+    """Return what a compact record says without its parts: payloads are null, conversations empty, and the gap stays.
+
+    For readers that need none, or cannot have them. A record that is inline comes back as it is.
+
+    Args:
+        record: The record; not modified.
+        place: Where it comes from, for messages.
+
+    Raises:
+        DamagedRecordError: The record's own description of what was taken out is damaged.
+    """
+    if not is_compact(record):
+        return record
+    _conversations(record[COMPACT_FIELD], place)
+    result = {key: value for key, value in record.items() if key != COMPACT_FIELD}
+    restored(result, record[COMPACT_FIELD]["slimmed"], place)
+    return changed(result, lambda member, value: value if member == CONVERSATION else None)
 
 
 def _held(record: Mapping[str, Any]) -> set[str]:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError
-from gym_ray.evidence.compact import COMPACT_FIELD, PAYLOADS_BY_REFERENCE, Parts, compacted, inline, is_compact
+from gym_ray.evidence.compact import (
+    COMPACT_FIELD,
+    PAYLOADS_BY_REFERENCE,
+    Parts,
+    compacted,
+    inline,
+    is_compact,
+    without_payloads,
+)
 from gym_ray.evidence.observations import TrajectoryRecord
 
 _VECTORS = Path(__file__).parents[2] / "vectors" / "D_pipeline.json"
@@ -205,3 +213,25 @@ def test_conversations_that_the_description_lacks_are_refused() -> None:
     compact[COMPACT_FIELD] = {**compact[COMPACT_FIELD], "conversations": []}
     with pytest.raises(DamagedRecordError, match="more conversations"):
         inline(compact, Parts.parse(parts))
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case["name"])
+def test_everything_but_payloads_can_be_read_without_parts(case: dict[str, Any]) -> None:
+    compact, parts = compacted(case["expected"])
+    read = without_payloads(exact_json.loads(_stored(compact)))
+    if not parts:
+        assert read == compact
+        return
+    whole = inline(exact_json.loads(_stored(compact)), Parts.parse(parts))
+    assert list(read) == list(whole)
+    for call in whole["ng_model_call_capture"]["calls"]:
+        payloads = ("request", "response", "tool_calls", "reasoning_content")
+        call.update(dict.fromkeys([name for name in payloads if name in call]))
+    assert read["ng_model_call_capture"] == whole["ng_model_call_capture"]
+    if "ng_trajectory" in whole:
+        for field in ("invocations", "turns", "model_calls", "tool_calls"):
+            assert len(read["ng_trajectory"].get(field, [])) == len(whole["ng_trajectory"].get(field, []))
+        for call in whole["ng_trajectory"].get("model_calls", []):
+            call.update(request=None, response=None)
+        assert read["ng_trajectory"].get("model_calls") == whole["ng_trajectory"].get("model_calls")
+        TrajectoryRecord.model_validate(read["ng_trajectory"])
