@@ -8,7 +8,7 @@ that are new began while its run was under way.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -110,8 +110,8 @@ class Rejoining:
         """
         attachment = record[ATTACHMENT_FIELD]
         calls = read_capture(snapshot).calls
-        before = {call["model_call_id"] for call in attachment["calls"] if isinstance(call.get("model_call_id"), str)}
-        started = {str(call.fields["model_call_id"]): call.fields["started_at"] for call in calls}
+        before = set(_started(attachment["calls"]))
+        started = _started([call.fields for call in calls])
         problem = _problem(attachment, snapshot, before, started, window)
         if problem is not None:
             return RecordAgain(None, problem)
@@ -147,6 +147,19 @@ class Rejoining:
         return {OBSERVATIONS_FIELD: record[OBSERVATIONS_FIELD]}, False
 
 
+def _started(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return when each call began, by id; those without one are told apart by their order, which only grows."""
+    started: dict[str, Any] = {}
+    anonymous = 0
+    for call in calls:
+        name = call.get("model_call_id")
+        if not isinstance(name, str):
+            anonymous += 1
+            name = f"number {anonymous} without an id"
+        started[name] = call.get("started_at")
+    return started
+
+
 def _problem(
     attachment: Mapping[str, Any],
     snapshot: CaptureSnapshot,
@@ -160,8 +173,6 @@ def _problem(
     gone = before - started.keys()
     if gone:
         return f"its capture lacks {len(gone)} of the calls that were attached, {min(gone)} for one"
-    if attachment["calls"] and not started:
-        return "its capture is empty now"
     if RECORDS_UNREADABLE in gaps and not snapshot.data:
         return "its capture is empty now"
     for call_id in started.keys() - before:

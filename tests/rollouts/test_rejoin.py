@@ -228,6 +228,22 @@ def test_a_gap_goes_when_its_call_turned_up(
         assert {gap["code"]: gap.get("detail", "") for gap in gaps} == left
 
 
+def test_calls_without_an_id_are_counted_in_their_order(tmp_path: Path) -> None:
+    nameless = captured_call("a0", time.time()) | {"model_call_id": None}
+    with JoinedRun(tmp_path, 1, calls=UnsyncedCalls()) as run:
+        run.capture(0, [nameless])
+        run.finish_joined(0, _reply("a0"), written=WrittenCalls(open_call_ids=("x", "y")))
+        assert _rejoin(run, written_calls=lambda _: WrittenCalls()).unchanged == 1
+        run.captures.record("0-0", nameless)
+        assert _rejoin(run, written_calls=lambda _: WrittenCalls()).rejoined == 1
+        attachment = _records(run.paths)[0]["ng_model_call_capture"]
+        assert (len(attachment["calls"]), attachment["gaps"]) == (2, [{"code": OPEN_CALLS, "detail": "count=1"}])
+        run.captures.clear("0-0")
+        run.captures.record("0-0", nameless)
+        report = _rejoin(run)
+        assert "lacks 1 of the calls that were attached, number 2 without an id" in report.kept[0].reason
+
+
 # A wrong link is worse than a lost sample.
 
 
