@@ -15,12 +15,15 @@ from starlette.routing import Route
 __all__ = ["failing_upstream", "numbered_upstream"]
 
 
-def numbered_upstream(latency_s: float, arrived: set[Any] | None = None) -> Starlette:
+def numbered_upstream(
+    latency_s: float, arrived: set[Any] | None = None, answered: dict[str, Any] | None = None
+) -> Starlette:
     """An OpenAI-compatible upstream that takes its time and gives every answer an id of its own.
 
     Args:
         latency_s: The time it takes.
         arrived: Where it notes the input of each request that came to it.
+        answered: Where it notes, by the id of each answer, the input that it answers.
     """
     numbers = itertools.count()
 
@@ -37,6 +40,8 @@ def numbered_upstream(latency_s: float, arrived: set[Any] | None = None) -> Star
             arrived.add(body.get("input"))
         await asyncio.sleep(latency_s)  # the engine's own working time, nothing waits for it
         whole = answer()
+        if answered is not None:
+            answered[whole["id"]] = body.get("input")
         if not body.get("stream"):
             return JSONResponse(whole)
         events = [
