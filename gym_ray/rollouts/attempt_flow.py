@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -152,7 +153,9 @@ class AttemptFlow:
             self._ledger.handle(JoinFailed(start.ordinal, start.attempt))
 
     async def _job(self, start: StartAttempt) -> AttemptJob:
-        row = await asyncio.to_thread(self._rows.attempt, start.ordinal, start.attempt)  # a large one takes a while
+        ordinal, reuse = start.ordinal, self._ledger.reuses_deliverable(start.ordinal)
+        read = functools.partial(self._rows.attempt, ordinal, start.attempt, reuse_deliverable=reuse)
+        row = await asyncio.to_thread(read)  # a large one takes a while
         timeout_s = self._settings.run_timeout_s
         return AttemptJob(start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, timeout_s)
 

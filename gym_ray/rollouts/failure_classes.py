@@ -1,7 +1,8 @@
 """What a failure says of further tries, in the 32 bits that an index frame has for it (D53, D54).
 
-Bit 0: the failure is terminal. Bit 1: it is terminal even where ``retry_terminal_timeouts`` is set. Bits 8 to 15: the
-code of its class. Codes are stored, so a code never changes its meaning; a class that has none is 255.
+Bit 0: the failure is terminal. Bit 1: it is terminal even where ``retry_terminal_timeouts`` is set. Bit 2: a further
+try may reuse what this one delivered (D55). Bits 8 to 15: the code of its class. Codes are stored, so a code never
+changes its meaning; a class that has none is 255.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 __all__ = [
     "FAILURE_CLASS_CODES",
     "OTHER_CLASS",
+    "REUSES_DELIVERABLE",
     "TERMINAL",
     "TERMINAL_TIMEOUTS_RETRIED",
     "class_code",
@@ -25,6 +27,9 @@ TERMINAL = 1
 
 TERMINAL_TIMEOUTS_RETRIED = 2
 """The failure forbids any further try even when terminal timeouts are tried again (D54)."""
+
+REUSES_DELIVERABLE = 4
+"""The record asks that a further try reuses what this one delivered (D55)."""
 
 OTHER_CLASS = 255
 """Stands for every class that has no code."""
@@ -74,4 +79,5 @@ def failure_flags(record: Mapping[str, Any]) -> int:
     else:
         timeouts_retried = by_flag
     bits = TERMINAL * by_flag | TERMINAL_TIMEOUTS_RETRIED * timeouts_retried
+    bits |= REUSES_DELIVERABLE * bool(record.get("reuse_cached_deliverable"))
     return bits | class_code(failure_class) << 8

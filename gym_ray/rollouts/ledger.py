@@ -43,6 +43,7 @@ from gym_ray.rollouts.attempt_events import (
     Withdrawn,
     WorkerLost,
 )
+from gym_ray.rollouts.failure_classes import REUSES_DELIVERABLE
 from gym_ray.rollouts.retry_rules import DEFAULT_MAX_ATTEMPTS, RETRIED_IN_RUN, is_gated
 from gym_ray.rollouts.run_state import RunState
 
@@ -105,7 +106,7 @@ class Ledger:
         if max_attempts < 1:
             raise ValueError(f"max_attempts: {max_attempts}; give a whole number from 1 up")
         self._max_attempts = min(max_attempts, _MOST)
-        self._attempts, self._failures = state.attempts, state.failures
+        self._attempts, self._failures, self._earlier = state.attempts, state.failures, state.terminal
         self._states = _states_after(state, self._max_attempts, retry_terminal_timeouts)
         self._worker_deaths = bytearray(rows)
         self._retryable = bytearray(rows)
@@ -133,6 +134,10 @@ class Ledger:
     def attempt(self, ordinal: int) -> int:
         """Return the attempt that a row is in or will start next."""
         return self._attempts[ordinal]
+
+    def reuses_deliverable(self, ordinal: int) -> bool:
+        """Return whether a failure of an earlier run asks that the row's next try reuses what it delivered (D55)."""
+        return bool(self._earlier[ordinal] & REUSES_DELIVERABLE)
 
     @property
     def waiting(self) -> int:

@@ -6,8 +6,10 @@ import logging
 import os
 import tempfile
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
@@ -182,8 +184,13 @@ class MaterialisedRows:
             raise InputError(self.path, ordinal + 1, "", problem)
         return data
 
-    def attempt(self, ordinal: int, attempt: int) -> AttemptRow:
+    def attempt(self, ordinal: int, attempt: int, *, reuse_deliverable: bool = False) -> AttemptRow:
         """Return one row made ready for an attempt: ``_ng_attempt_index`` counts on from the row's own (D10, D55).
+
+        Args:
+            ordinal: Which row.
+            attempt: 0 for its first attempt.
+            reuse_deliverable: Tell the agent that an earlier attempt left something to reuse (D55).
 
         Raises:
             InputError: The line is damaged.
@@ -192,8 +199,11 @@ class MaterialisedRows:
         row = exact_json.loads_object(data)
         if row is None:
             raise InputError(self.path, ordinal + 1, "", "the materialised row is damaged; start the run afresh")
+        if reuse_deliverable:
+            row["reuse_cached_deliverable"] = True
         if attempt:
-            row["_ng_attempt_index"] = int(row.get("_ng_attempt_index") or 0) + attempt
+            row["_ng_attempt_index"] = self._own_attempt(ordinal, row) + attempt
+        if attempt or reuse_deliverable:
             data = exact_json.dumps(row)
         ref = row.get("agent_ref")
         agent = ref.get("name") if isinstance(ref, dict) else None
@@ -206,3 +216,9 @@ class MaterialisedRows:
         except RolloutIdError as error:
             raise InputError(self.path, ordinal + 1, "", str(error)) from error
         return AttemptRow(data, rollout_id, agent)
+
+    def _own_attempt(self, ordinal: int, row: Mapping[str, Any]) -> int:
+        own = row.get("_ng_attempt_index") or 0
+        if not isinstance(own, int):
+            raise InputError(self.path, ordinal + 1, "_ng_attempt_index", f"{own!r} is not a whole number; correct it")
+        return own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from gym_ray.rollouts.failure_classes import TERMINAL, TERMINAL_TIMEOUTS_RETRIED, flags_class
+from gym_ray.rollouts.failure_classes import REUSES_DELIVERABLE, TERMINAL, TERMINAL_TIMEOUTS_RETRIED, flags_class
 
 __all__ = ["RunState"]
 
@@ -20,7 +20,8 @@ class RunState:
         done: 1 for a row that has its result in the main output.
         attempts: Number of the attempt that a row may start next: no smaller one may ever run (again).
         failures: Failed attempts that are recorded, at most 255.
-        terminal: The bits ``TERMINAL`` and ``TERMINAL_TIMEOUTS_RETRIED`` over all recorded failures of a row.
+        terminal: The bits ``TERMINAL``, ``TERMINAL_TIMEOUTS_RETRIED`` and ``REUSES_DELIVERABLE`` over all recorded
+            failures of a row.
         last_class: Code of the class of the last recorded failure, 0 without one.
     """
 
@@ -57,7 +58,7 @@ class RunState:
         self.note_started(ordinal, attempt)
         self.failures[ordinal] = min(self.failures[ordinal] + 1, _MOST_FAILURES)
         self.attempts[ordinal] = max(self.attempts[ordinal], self.failures[ordinal])
-        self.terminal[ordinal] |= flags & (TERMINAL | TERMINAL_TIMEOUTS_RETRIED)
+        self.terminal[ordinal] |= flags & (TERMINAL | TERMINAL_TIMEOUTS_RETRIED | REUSES_DELIVERABLE)
         self.last_class[ordinal] = flags_class(flags)
 
     def pending(self, max_attempts: int) -> Iterator[int]:

@@ -155,3 +155,13 @@ def test_a_row_with_an_id_of_its_own_keeps_it(tmp_path: Path) -> None:
 def test_unique_ids_need_a_run_to_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run_id"):
         unique(tmp_path, [row()], "abc")
+
+
+def test_a_row_whose_attempt_is_no_number_is_named_when_its_next_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    odd = row(_ng_task_index=0, _ng_rollout_index=0, _ng_attempt_index=[])
+    path.write_text("".join(json.dumps(r) + "\n" for r in (odd, {**odd, "_ng_attempt_index": "x"})))
+    with MaterialisedRows(path) as rows:
+        assert rows.attempt(0, 1).rollout_id == "0-0-a1"
+        with pytest.raises(InputError, match=r"rows\.jsonl:2: _ng_attempt_index: 'x' is not a whole number"):
+            rows.attempt(1, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from gym_ray.errors import ClusterError, StorageError
 from gym_ray.evidence.run_result import RunResult
-from gym_ray.rollouts.failure_classes import TERMINAL
+from gym_ray.rollouts.failure_classes import TERMINAL, failure_flags
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ledger_log import LedgerLog, rollout_digest
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
@@ -121,6 +121,23 @@ async def test_the_budget_and_the_order_are_what_was_asked_for(make_run: Any) ->
     order = array("Q", [2, 1, 0])
     await run.collection(port, order=order, max_attempts=2, max_resident_rollout_tasks=1).run()
     assert [key for what, key in port.events if what == "run"] == ["2-0", "1-0", "1-0-a1", "0-0"]
+
+
+async def test_a_try_may_be_told_to_reuse_what_an_earlier_one_delivered(make_run: Any) -> None:
+    run = make_run(3)
+    state = RunState.fresh(3)
+    failed = {"_ng_failure_class": "judge_failed"}
+    state.note_failure(0, 0, failure_flags({**failed, "reuse_cached_deliverable": True}))
+    state.note_failure(0, 1, failure_flags(failed))
+    state.note_failure(1, 0, failure_flags({**failed, "reuse_cached_deliverable": False}))
+    rows: dict[str, Any] = {}
+
+    async def look(job: AttemptJob) -> RunResult:
+        rows[job.rollout_id] = json.loads(job.row).get("reuse_cached_deliverable")
+        return await answer(job)
+
+    await run.collection(FakePort(run.outputs, look), state=state).run()
+    assert rows == {"0-0-a2": True, "1-0-a1": None, "2-0": None}
 
 
 async def test_a_damaged_row_is_a_recorded_failure_and_the_run_goes_on(make_run: Any) -> None:
