@@ -135,6 +135,7 @@ class FakePort:
         record |= {key: value for key, value in row.items() if key.startswith("_ng_")}
         if failure_class is not None:
             record["_ng_failure_class"] = failure_class
+        failure_class = record.get("_ng_failure_class")  # a reply may name one as well (D37)
         if request.terminal:
             record["_ng_failure_terminal"] = True
         written = None
