@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from gym_ray.cli.run_outputs import find_run
-from gym_ray.errors import CaptureError, StorageError
+from gym_ray.errors import CaptureError, SettingsError, StorageError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.model_call_capture.quiesce import WrittenCalls, list_written_calls
 from gym_ray.rollouts.rejoin import RejoinReport, rejoin
+from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 
 __all__ = ["rejoin_run"]
@@ -30,8 +31,9 @@ _log = logging.getLogger(__name__)
 def rejoin_run(
     place: Annotated[Path, typer.Argument(help="Records of a run, or its directory.", metavar="OUTPUT|DIR")],
     capture_dir: Annotated[
-        Path, typer.Option("--capture-dir", help="The model_call_capture_dir of the run.", metavar="DIR")
-    ],
+        Path | None,
+        typer.Option("--capture-dir", help="Where its model calls are; the run itself says so.", metavar="DIR"),
+    ] = None,
     rollout: Annotated[
         list[str] | None, typer.Option("--rollout", help="Only this attempt, such as 0-0 or 3-1-a1; repeatable.")
     ] = None,
@@ -48,6 +50,7 @@ def rejoin_run(
     its run was under way; exit code 3 when a capture differs otherwise. No run may be writing the output.
     """
     paths = find_run(place)
+    capture_dir = capture_dir or _captures_of(paths)
     asking = _Servers(capture_dir, timeout_s)
     report = rejoin(
         paths,
@@ -59,6 +62,14 @@ def rejoin_run(
     _print(Console(highlight=False, soft_wrap=True), paths, report)
     if report.kept_count or report.unknown:
         raise typer.Exit(_KEPT)
+
+
+def _captures_of(paths: RunPaths) -> Path:
+    manifest = read_manifest(paths)
+    if manifest is None or not manifest.capture_dir:
+        problem = f"{paths.manifest} does not say where its model calls are"
+        raise SettingsError("command line", "--capture-dir", problem, "name the run's model_call_capture_dir")
+    return Path(manifest.capture_dir)
 
 
 class _Servers:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from gym_ray.cli.agent_metrics import ask_agents
+from gym_ray.cli.agent_metrics import ask_agents, metrics_urls
 from gym_ray.cli.eval_health import print_health
 from gym_ray.cli.found_servers import Head
 from gym_ray.cli.head import HeadWatch
@@ -71,7 +71,11 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
                 end = _follow(running.collector, console, interrupts, watch)
                 progress, metrics = _results(running.collector, end)
             # While the servers still run: what scored the rollouts may have metrics of its own.
-            ended = end_run(plan.paths, end_plan(settings), post=ask_agents(settings, head.directory))
+            ended = end_run(
+                plan.paths,
+                end_plan(settings),
+                post=ask_agents(metrics_urls(settings, head.directory), run_token=head.run_token),
+            )
         finally:
             if servers is not None:
                 servers.stop()

@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
+from gym_ray.evidence.compact import COMPACT_FIELD
 from gym_ray.evidence.summary import RolloutSummary, summarise
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.token_id_capture.delivery import TOKEN_METRICS_FIELD, TRAINING_ROWS_FIELD
@@ -25,6 +26,7 @@ _LEFT_OUT = frozenset(
         OBSERVATIONS_FIELD,
         ATTACHMENT_FIELD,
         "ng_trajectory",
+        COMPACT_FIELD,
         TOKEN_METRICS_FIELD,
         TRAINING_ROWS_FIELD,
         # Of a failure only; no metric reads them, and each may be as long as a payload.

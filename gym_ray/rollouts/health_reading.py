@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from gym_ray import exact_json
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.errors import ChildInterpreterError, GymRayError, InputError, StorageError
-from gym_ray.evidence.compact import is_compact
+from gym_ray.evidence.compact import is_compact, without_payloads
 from gym_ray.evidence.health import RULES_VERSION, check_stored, located, partly_unreadable, unreadable_row
 from gym_ray.rollouts.parts_files import with_payloads
 from gym_ray.rollouts.record_reading import lines_between
@@ -80,7 +80,7 @@ def check_stored_line(paths: RunPaths, line: bytes, rules: HealthRules) -> dict[
     try:
         record = with_payloads(paths, record)
     except GymRayError as error:
-        problem = str(error)
+        problem, record = str(error), without_payloads(record)
     row = check_stored(record, ignored=rules.ignored, rules_version=rules.version)
     if problem is None or isinstance(row, str):
         return row

@@ -27,6 +27,7 @@ class RunManifest:
         tasks: Distinct tasks, None where nobody counted them.
         materialized_sha256: Digest of the materialised file, hexadecimal.
         ledger_frames_lost: Damaged frames that a salvage took out of the ledger: each may have been any row's start.
+        capture_dir: Where its model calls are captured, "" where they are not or nobody said.
     """
 
     run_id: str
@@ -36,6 +37,7 @@ class RunManifest:
     tasks: int | None
     materialized_sha256: str
     ledger_frames_lost: int = 0
+    capture_dir: str = ""
 
 
 _REQUIRED = {"run_id": str, "rows": int, "materialized_sha256": str}
@@ -84,4 +86,5 @@ def read_manifest(paths: RunPaths) -> RunManifest | None:
         tasks if isinstance(tasks, int) else None,
         value["materialized_sha256"],
         lost if isinstance(lost, int) else 0,
+        str(value.get("capture_dir", "")),
     )

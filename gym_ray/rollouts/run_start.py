@@ -108,6 +108,7 @@ def begin_run(
     options: RowOptions,
     *,
     claim: Callable[[Path], None] | None = None,
+    capture_dir: Path | None = None,
     calls: FileCalls | None = None,
 ) -> RunStart:
     """Validate and expand the input, set earlier results aside, and begin a fresh run under a held lock (D48).
@@ -117,6 +118,7 @@ def begin_run(
         source: The input.
         options: How it becomes rows.
         claim: Called with the expanded rows before anything of an earlier run changes; what it raises ends the start.
+        capture_dir: Noted in the manifest, so that whoever joins again need not be told.
         calls: The seam to the operating system.
 
     Raises:
@@ -135,7 +137,7 @@ def begin_run(
         new_rows.rename(paths.materialised)
         sync_directory(calls, str(paths.output.parent))
         build_row_index(paths)
-        publish_manifest(paths, _manifest(run_id, Path(source), materialisation), calls=calls)
+        publish_manifest(paths, _manifest(run_id, Path(source), materialisation, capture_dir), calls=calls)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -204,7 +206,7 @@ def _remove_public_copies(paths: RunPaths) -> None:
             public.unlink()
 
 
-def _manifest(run_id: str, source: Path, materialisation: Materialisation) -> RunManifest:
+def _manifest(run_id: str, source: Path, materialisation: Materialisation, capture_dir: Path | None) -> RunManifest:
     return RunManifest(
         run_id,
         datetime.now(UTC).isoformat(),
@@ -212,4 +214,5 @@ def _manifest(run_id: str, source: Path, materialisation: Materialisation) -> Ru
         materialisation.rows,
         materialisation.tasks,
         materialisation.sha256,
+        capture_dir="" if capture_dir is None else str(capture_dir),
     )

@@ -25,6 +25,7 @@ from gym_ray.rollouts.retry_rules import is_gated
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_index import IndexLog
 from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_resume import can_resume, resume_run
 from gym_ray.rollouts.run_start import RunLock, begin_run
@@ -116,7 +117,9 @@ class RunSession:
         lock = self._held.enter_context(RunLock(self.plan.paths))
         if self.plan.resume and can_resume(self.plan.paths):
             return self._resume(lock)
-        start = begin_run(lock, self.plan.source, self.plan.options, claim=self._claim_all)
+        start = begin_run(
+            lock, self.plan.source, self.plan.options, claim=self._claim_all, capture_dir=self.plan.capture_dir
+        )
         rows = start.materialisation
         return SessionStart(start.run_id, rows.rows, False, 0, 0, start.set_aside, rows.warnings)
 
@@ -127,7 +130,15 @@ class RunSession:
         self._state = found.state
         done = sum(found.state.done)
         given_up = found.rows - done - sum(1 for _ in self._unfinished(found.state))
-        return SessionStart(found.run_id, found.rows, True, done, given_up, None, found.warnings)
+        warnings = (*found.warnings, *self._other_captures())
+        return SessionStart(found.run_id, found.rows, True, done, given_up, None, warnings)
+
+    def _other_captures(self) -> Iterator[str]:
+        manifest, now = read_manifest(self.plan.paths), self.plan.capture_dir
+        before = "" if manifest is None else manifest.capture_dir
+        if before and before != str(now):
+            place = "are not captured" if now is None else f"go to {now}"
+            yield f"model calls of earlier attempts are in {before}; those of this run {place}"
 
     def _unfinished(self, state: RunState) -> Iterable[int]:
         """Yield the rows that may still run."""
