@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,53 @@ def test_runs_survive_the_death_of_any_process(
     for victim, kills in chaos.kills.items():
         assert chaos.hits[victim] >= kills / 4, f"{kills} kills of a {victim}, {chaos.hits[victim]} in mid-flight"
     assert chaos.kills.total() > rounds
+
+
+def tree(*roots: Path) -> dict[Path, bytes]:
+    """Return every file below some directories with its content."""
+    return {path: path.read_bytes() for root in roots for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("resume", [True, False], ids=["resume", "afresh"])
+def test_a_second_collector_of_an_output_is_refused_and_changes_nothing(
+    resume: bool,
+    servers_of: Callable[[Any], Any],
+    tmp_path: Path,
+    write_settings: Callable[..., Any],
+    serve: Callable[[Any], str],
+) -> None:
+    from gym_ray.actors.calls import get
+    from gym_ray.actors.cluster import close_actors, local_node, start_actor
+    from gym_ray.actors.collector import CollectionPlan, CollectorHost
+    from gym_ray.errors import StorageError
+
+    asked: dict[str, str] = {}
+    settings = write_settings(SETTINGS.replace("UPSTREAM", serve(numbered_upstream(0.0, answered=asked))))
+    run = Run(tmp_path, settings, asked, rows=18)
+    places = (run.paths.output.parent, settings.capture_dir)
+    plan = CollectionPlan(replace(run.plan, resume=resume), 16)
+
+    def refused() -> None:
+        second = start_actor(CollectorHost, local_node(), "second", plan, max_restarts=0)
+        try:
+            with pytest.raises(StorageError, match="another collector") as refusal:
+                get(second.begin.remote(), 120)
+        finally:
+            close_actors([second], 5)
+        assert str(run.paths.output) in str(refusal.value)
+
+    with servers_of(settings) as servers:
+        with run.taken_up(servers) as running:
+            before = tree(*places)
+            refused()
+            assert tree(*places) == before, "a collector that is refused changes nothing"
+            ended = running.collector.run.remote()
+            eventually(lambda: run.entries() > 10, "the run stands still")
+            refused()
+            get(ended, 120)
+        assert run.judge.look().done == {n for n in range(run.rows) if n % 9 != 4}
+        for _ in range(2):
+            with run.taken_up(servers) as running:
+                get(running.collector.run.remote(), 120)
+    assert run.judge.look(whole=True).gated == {n for n in range(run.rows) if n % 9 == 4}
