@@ -148,6 +148,30 @@ def test_the_two_terminal_walk(workplace: Path) -> None:
             assert b"sk-not-a-key" not in path.read_bytes(), path
 
 
+def test_a_run_that_goes_on_and_what_it_leaves(workplace: Path) -> None:
+    command = block("bash", "--resume").replace("local_model", "openai_model")
+    first = bash(command, workplace)
+    done = records(workplace / "results" / "rollouts.jsonl")
+    assert len(done) == 20
+    lines = (workplace / "results" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (workplace / "results" / "rollouts.jsonl").write_text("".join(lines[:-1]) + lines[-1][:100])
+    again = bash(command.rstrip() + " 2>&1\n", workplace)
+    assert "19 of 20 rows are done, 1 are left" in again
+    assert "20 rollouts: 20 healthy" in first
+    assert len(records(workplace / "results" / "rollouts.jsonl")) == 20
+
+    out = bash(block("bash", "eval health"), workplace)
+    assert "errors: 0" in out
+    assert "20 records: 0 joined again, 20 unchanged" in out
+    table = README.partition("## Reading results")[2].partition("## ")[0]
+    for field in re.findall(r"^\| `(\w+)` ", table, re.MULTILINE):
+        assert field in done[0] or field == "ng_agent_observations", field
+
+    reading = block("python", "read_inline").replace("results/rollouts", str(workplace / "results" / "rollouts"))
+    script = f"source .venv/bin/activate\npython - <<'END'\n{reading}END\n"
+    assert len(bash(script, workplace).splitlines()) == 20
+
+
 def check_the_agent_server(workplace: Path, port: int) -> None:
     """Start the agent server of the README beside the servers that run, and collect with it."""
     (head,) = re.findall(r"port: (\d+)", (workplace / "env.yaml").read_text())
