@@ -18,7 +18,7 @@ def row_options(settings: RunSettings) -> RowOptions:
     Raises:
         SettingsError: The prompt's file or the directory of skills cannot be used.
     """
-    skills = settings.skills_ref
+    skills, candidates = settings.skills_ref, _candidates(settings)
     return RowOptions(
         agent_name=settings.agent_name,
         agent_map=settings.agent_map,
@@ -32,17 +32,24 @@ def row_options(settings: RunSettings) -> RowOptions:
         skills_ref=describe_skills(skills) if isinstance(skills, Path) else skills,
         unique_rollout_ids=settings.unique_rollout_ids,
         agents=sorted(settings.servers_of("responses_api_agents")),
-        task_sources=_task_sources(settings),
+        task_sources={source: names[0] for source, names in candidates.items() if len(names) == 1},
+        undecided_sources={source: names for source, names in candidates.items() if len(names) > 1},
     )
 
 
-def _task_sources(settings: RunSettings) -> dict[str, str]:
-    """Map what may declare data to the agent that runs it: an agent to itself, a scorer to its only agent (D16)."""
+def _candidates(settings: RunSettings) -> dict[str, list[str]]:
+    """Return, by what may declare data, the agents that may run it (D16).
+
+    An agent runs its own data. A scorer's goes to the agent that its datasets name, else to one that is scored there.
+    """
     agents = settings.servers_of("responses_api_agents")
     users: dict[str, list[str]] = {}
     for name, agent in agents.items():
         for reference in agent.options.references().values():
             if reference.type == "resources_servers":
                 users.setdefault(reference.name, []).append(name)
-    only = {source: names[0] for source, names in users.items() if len(names) == 1}
-    return {**only, **{name: name for name in agents}}
+    found: dict[str, list[str]] = {}
+    for name, server in settings.servers.items():
+        named = [str(dataset["agent"]) for dataset in server.options.datasets if dataset.get("agent")]
+        found[name] = [name] if name in agents else list(dict.fromkeys(named)) or users.get(name, [])
+    return found

@@ -29,6 +29,7 @@ class RowOptions:
         unique_rollout_ids: Put twelve digits of the run in front of the id of each row that brings none.
         agents: Names of the agents that run; None leaves routes unchecked.
         task_sources: Agent by name of the config instance that declared the data (D16).
+        undecided_sources: Such instances that several agents could run, with these agents.
     """
 
     agent_name: str | None = None
@@ -44,6 +45,7 @@ class RowOptions:
     unique_rollout_ids: bool = False
     agents: Collection[str] | None = None
     task_sources: Mapping[str, str] = field(default_factory=dict)
+    undecided_sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         default = self.agent_map.get("_default")

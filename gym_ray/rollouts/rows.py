@@ -66,6 +66,16 @@ class _Routes:
         hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
         self.refuse(line, field_name, f"no {what} {name!r} runs here; {hint}")
 
+    def unresolved(self, line: int, source: str) -> None:
+        candidates = self._options.undecided_sources.get(source)
+        if candidates is None:
+            self.unknown(line, "task_source", "data source", source, self._options.task_sources)
+            return
+        agents = ", ".join(sorted(candidates))
+        self.refuse(
+            line, "task_source", f"{source!r} names no one agent but {agents}; give agent_ref.name or agent_map"
+        )
+
     def raise_if_any(self) -> None:
         if not self._lines:
             return
@@ -221,7 +231,7 @@ def _routed(
     if agent is None and source is not None and options.agents is not None:
         agent = options.task_sources.get(source)
         if agent is None:
-            routes.unknown(line, "task_source", "data source", source, options.task_sources)
+            routes.unresolved(line, source)
             return None
         value["agent_ref"] = {"name": agent}
     if agent is None and source is None:

@@ -54,6 +54,40 @@ def test_a_scorer_stands_for_its_only_agent() -> None:
     assert options.task_sources == {"mcqa": "mcqa_simple_agent", "mcqa_simple_agent": "mcqa_simple_agent"}
 
 
+SHARED = """
+one: {responses_api_agents: {http_agent: {base_url: "http://127.0.0.1:1"}}}
+policy_model:
+  responses_api_models:
+    openai_model: {openai_base_url: "http://127.0.0.1:3/v1", openai_api_key: k, openai_model: m}
+three:
+  responses_api_agents:
+    simple_agent: &scored_at_the_desk
+      resources_server: {type: resources_servers, name: desk}
+      model_server: {type: responses_api_models, name: policy_model}
+four: {responses_api_agents: {simple_agent: *scored_at_the_desk}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("datasets", "source", "candidates"),
+    [
+        ("[]", None, ["three", "four"]),
+        ("[{name: d, agent: four}]", "four", None),
+        ("[{name: d, agent: four}, {name: e, agent: four}, {name: f}]", "four", None),
+        ("[{name: d, agent: four}, {name: e, agent: one}]", None, ["four", "one"]),
+        ("[{name: d, agent: nobody}]", "nobody", None),
+    ],
+)
+def test_a_dataset_may_name_its_agent(
+    tmp_path: Path, datasets: str, source: str | None, candidates: list[str] | None
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"{SHARED}desk: {{resources_servers: {{mcqa: {{datasets: {datasets}}}}}}}\n")
+    options = row_options(load_settings([tmp_path / "run.yaml"], [], environ={}))
+    assert options.task_sources.get("desk") == source
+    assert options.undecided_sources.get("desk") == candidates
+    assert options.task_sources["one"] == "one"
+
+
 @pytest.mark.parametrize("override", ["++prompt_config=absent.yaml", "++skills_ref=absent"])
 def test_what_is_not_there_is_refused(override: str) -> None:
     with pytest.raises(SettingsError, match="absent"):

@@ -115,6 +115,15 @@ def test_a_task_source_resolves_to_its_agent_or_is_refused(tmp_path: Path) -> No
     assert "did you mean 'mcqa'?" in str(error)
 
 
+def test_a_task_source_of_several_agents_is_refused_with_their_names(tmp_path: Path) -> None:
+    lines = [{"responses_create_params": {"input": "q"}, "task_source": source} for source in ("desk", "dask")]
+    options = RowOptions(agents=["a", "b"], task_sources={"mcqa": "a"}, undecided_sources={"desk": ["b", "a"]})
+    error = error_of(write(tmp_path, *lines), options)
+    assert (error.line, error.field) == (1, "task_source")
+    assert "'desk' names no one agent but a, b" in str(error)
+    assert "no data source 'dask'" in str(error), "one error names both"
+
+
 def test_overrides_replace_top_level_keys_of_the_body(tmp_path: Path) -> None:
     body = {"input": "q", "reasoning": {"effort": "low", "summary": "auto"}, "temperature": 1}
     options = RowOptions(responses_create_params={"reasoning": {"effort": "high"}})
