@@ -191,7 +191,7 @@ class _Report:
 
     def _verdict(self, errors: Console) -> int:
         progress = self.progress
-        if nothing_produced(progress):
+        if nothing_produced(progress, self.ended):
             place = escape(str(self.paths.failures))
             errors.print(f"[bold red]error:[/] none of the {progress.rows} rollouts produced a result; see {place}")
             return 1

@@ -77,9 +77,11 @@ def end_run(paths: RunPaths, plan: EndPlan, *, post: PostMetrics | None = None) 
     return RunEnding(aggregation, health, tuple(problems))
 
 
-def nothing_produced(progress: Progress) -> bool:
-    """Whether no row of the run, over all its collectors, has a result (D38)."""
-    return progress.rows > 0 and not progress.done and not progress.unstored
+def nothing_produced(progress: Progress, ending: RunEnding) -> bool:
+    """Whether no row of the run, over all its collectors, has a result, and metrics count none without one (D38)."""
+    if not progress.rows or progress.done or progress.unstored:
+        return False
+    return ending.aggregation is None or not ending.aggregation.metrics["overall"]["rollouts"]["counted_as_zero"]
 
 
 def incomplete(plan: EndPlan, progress: Progress) -> bool:

@@ -232,7 +232,7 @@ async def test_a_run_leaves_what_the_vector_says(
     if left is not None:
         check_departure(world, progress, left[1]["expected"])
         return
-    failed = nothing_produced(progress) or incomplete(plan, progress)
+    failed = nothing_produced(progress, world.ending) or incomplete(plan, progress)
     assert failed == ("error" in expected)
     if not (failed and not expected["aggregate_file_exists"]):
         assert (world.root / "out_aggregate_metrics.json").exists() == expected["aggregate_file_exists"]
