@@ -29,13 +29,14 @@ class RecordFile:
     Args:
         path: The file.
         calls: The seam to the operating system.
+        check: Called under the file lock before anything is done; what it raises leaves the file as it is.
 
     Raises:
         StorageError: The file is missing or cannot be opened.
     """
 
-    def __init__(self, path: Path, calls: FileCalls) -> None:
-        self.path, self._calls = path, calls
+    def __init__(self, path: Path, calls: FileCalls, check: Callable[[], None] = lambda: None) -> None:
+        self.path, self._calls, self._check = path, calls, check
         self._threads = threading.Lock()
         self._acknowledged = 0  # where the last record ends that was stored or found here; the file never gets shorter
         try:
@@ -119,6 +120,7 @@ class RecordFile:
                 raise StorageError(f"{self.path}: the file cannot be locked: {error}") from error
             try:
                 self._check_same_file()
+                self._check()
                 yield
             finally:
                 self._calls.unlock(self._fd)

@@ -12,6 +12,7 @@ from gym_ray.errors import RolloutIdError, StorageError
 from gym_ray.rollouts.failure_classes import failure_flags
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.run_paths import OutputFile, OutputMark, RunPaths, Written
+from gym_ray.rollouts.run_term import RunTerm
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import sync_directory
 
@@ -38,7 +39,9 @@ def written_line(file: OutputFile, offset: int, line: bytes, *, flags: int | Non
 
 
 class RunOutputs:
-    """Appends records to the outputs of a run that has begun. Close it, or use it as a context manager.
+    """Appends records to the outputs of a run that has begun, until another collector takes the run's lock.
+
+    Close it, or use it as a context manager.
 
     Args:
         paths: The run's files.
@@ -50,12 +53,13 @@ class RunOutputs:
 
     def __init__(self, paths: RunPaths, *, calls: FileCalls | None = None) -> None:
         self.paths, self._calls = paths, calls or FileCalls()
+        self._term = RunTerm(paths)
         self._files: dict[OutputFile, RecordFile] = {}
         self._sources: RecordFile | None = None
         self._opening = threading.Lock()
         try:
             for file in ("main", "failures"):
-                self._files[file] = RecordFile(paths.output_of(file), self._calls)
+                self._files[file] = RecordFile(paths.output_of(file), self._calls, self._term.check)
         except StorageError:
             self.close()
             raise
@@ -114,7 +118,7 @@ class RunOutputs:
             sync_directory(self._calls, str(path.parent))
         except OSError as error:
             raise StorageError(f"{path}: cannot be created: {error}") from error
-        return RecordFile(path, self._calls)
+        return RecordFile(path, self._calls, self._term.check)
 
     def find(self, rollout_id: str, since: OutputMark) -> Written | None:
         """Return where the record of exactly this attempt lies, if an append behind ``since`` stored it.

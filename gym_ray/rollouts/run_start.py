@@ -21,6 +21,7 @@ from gym_ray.rollouts.materialised_rows import build_row_index
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_term import begin_term
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import sync_directory
 
@@ -64,7 +65,11 @@ class RunLock:
         except OSError as error:
             raise StorageError(f"{self.paths.lock}: the file system has no locks: {error}") from error
         mine = f"pid {os.getpid()} on {os.uname().nodename}".encode("ascii", "replace")[:_HOLDER_BYTES]
-        os.pwrite(self._descriptor, mine.ljust(_HOLDER_BYTES), 0)
+        try:
+            os.pwrite(self._descriptor, mine.ljust(_HOLDER_BYTES), 0)
+            begin_term(self._descriptor)
+        except OSError as error:
+            raise StorageError(f"{self.paths.lock}: cannot be written: {error}") from error
 
     def __enter__(self) -> RunLock:
         return self

@@ -301,18 +301,22 @@ def test_a_start_comes_before_the_record_and_the_record_before_its_frame(tmp_pat
 ORPHAN = """
 import sys
 from pathlib import Path
+from gym_ray.errors import StorageError
 from gym_ray.rollouts.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import RunPaths
 with RunOutputs(RunPaths.of(sys.argv[1])) as outputs:
     print("open", flush=True)
     for line in sys.stdin.buffer:
-        written = outputs.append("main", line.rstrip(b"\\n"))
-        print(written.offset, flush=True)
+        try:
+            print(outputs.append("main", line.rstrip(b"\\n")).offset, flush=True)
+        except StorageError as error:
+            print(error, flush=True)
 """
+LATE = b'{"_ng_task_index": 0, "_ng_rollout_index": 0, "late": true}\n'
 
 
-def test_a_joiner_that_outlives_its_collector_tears_nothing(tmp_path: Path) -> None:
-    """Its late record lies beside those of the run that was taken up, and counts when nothing came after it."""
+def test_a_joiner_that_outlives_its_collector_gives_no_row_a_second_result(tmp_path: Path) -> None:
+    """Its record counts when it comes before the run is taken up, and is refused afterwards."""
     with WrittenRun(tmp_path, 3) as run:
         run.start(0, 0)
         paths = run.paths
@@ -321,16 +325,19 @@ def test_a_joiner_that_outlives_its_collector_tears_nothing(tmp_path: Path) -> N
         assert orphan.stdin is not None
         assert orphan.stdout is not None
         assert orphan.stdout.readline() == b"open\n"
+        orphan.stdin.write(LATE.replace(b": 0,", b": 1,", 1))
+        orphan.stdin.flush()
+        assert orphan.stdout.readline() == b"0\n"
         with WrittenRun(tmp_path, None) as run:
             assert run.resumed is not None
-            assert list(run.resumed.state.attempts) == [1, 0, 0]
-            run.finish(1, 0, reward=1.0)
-            orphan.stdin.write(b'{"_ng_task_index": 0, "_ng_rollout_index": 0, "late": true}\n')
+            assert list(run.resumed.state.done) == [0, 1, 0]
+            assert list(run.resumed.state.attempts) == [1, 1, 0]
+            orphan.stdin.write(LATE)
             orphan.stdin.flush()
-            assert int(orphan.stdout.readline()) == paths.output.read_bytes().index(b'{"_ng_task_index": 0')
+            assert b"another collector has taken over" in orphan.stdout.readline()
             run.finish(0, 1, reward=1.0)
         orphan.stdin.close()
     found = resumed(paths)
     assert list(found.state.done) == [1, 1, 0]
     assert list(found.state.attempts) == [2, 1, 0]
-    assert any("rows have more than one result" in warning for warning in found.warnings)
+    assert found.warnings == ()
