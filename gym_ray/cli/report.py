@@ -21,6 +21,8 @@ __all__ = ["RunBar", "Waiting", "first_failures", "print_figures", "print_report
 
 _LOOKED_AT = 1000
 _SHOWN = 300
+_LONG_UNJOINED_S = 5.0
+"""A record that is not stored by then is shown: the run waits for its joiners, not for its agents."""
 
 
 class Waiting:
@@ -85,6 +87,8 @@ class RunBar:
     def show(self, state: RunProgress) -> None:
         """Draw where the run stands."""
         text = f"in hand {state.running + state.joining}  failed {state.failed}  retried {state.retries}"
+        if (state.oldest_unjoined_s or 0.0) >= _LONG_UNJOINED_S:
+            text += f"  storing {state.joining}, the oldest for {state.oldest_unjoined_s:.0f} s"
         finished = state.done + state.failed + state.unstored
         if self._task is None:
             self._task = self._progress.add_task("", total=state.rows, state=text)

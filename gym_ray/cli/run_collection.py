@@ -71,11 +71,8 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
                 end = _follow(running.collector, console, interrupts, watch)
                 progress, metrics = _results(running.collector, end)
             # While the servers still run: what scored the rollouts may have metrics of its own.
-            ended = end_run(
-                plan.paths,
-                end_plan(settings),
-                post=ask_agents(metrics_urls(settings, head.directory), run_token=head.run_token),
-            )
+            post = ask_agents(metrics_urls(settings, head.directory), run_token=head.run_token)
+            ended = end_run(plan.paths, end_plan(settings), post=post)
         finally:
             if servers is not None:
                 servers.stop()

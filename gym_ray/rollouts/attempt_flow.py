@@ -20,6 +20,7 @@ from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.byte_budget import ByteBudget
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.dispatch_budget import DispatchBudget
+from gym_ray.rollouts.join_lag import JoinLag
 from gym_ray.rollouts.ledger import (
     Cancelled,
     Dispatched,
@@ -74,6 +75,9 @@ class AttemptFlow:
     Args:
         slots: One for each run at once.
         pace: Passed before each step of an attempt, so that many that end together leave the loop room.
+
+    Attributes:
+        lag: What has ended and is not stored yet.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class AttemptFlow:
         self._clock = time.monotonic
         self._pace = pace
         self._row_bytes = ByteBudget(_MAX_ROW_BYTES)
+        self.lag = JoinLag(self._clock)
         self._budget = DispatchBudget(settings.dispatch_budget_s, settings.drain_margin_s, self._clock)
 
     def stop(self) -> None:
@@ -127,8 +132,9 @@ class AttemptFlow:
             await self._log.append(FrameKind.CANCELLED, job.ordinal, job.attempt, job.rollout_id)
             self._ledger.handle(Cancelled(job.ordinal, job.attempt))
             return None
-        await self._pace.turn()
-        return await self._join(job, ended, attach_capture=never_ran is None)
+        with self.lag.unjoined(job.ordinal):
+            await self._pace.turn()
+            return await self._join(job, ended, attach_capture=never_ran is None)
 
     async def _ready(self, start: StartAttempt) -> tuple[AttemptJob, RunResult | None]:
         """Read the row, make the attempt durable as started, clear its capture; with a result when it cannot run."""

@@ -46,6 +46,9 @@ class Progress:
         cancelled: Stopped before they gave a reply; unfinished work.
         unrecorded: Ended, but their record could not be stored; unfinished work.
         retries: Attempts beyond the first of a row.
+        oldest_unjoined_s: How long the oldest attempt that has ended waits for its record to be durable; None without
+            one (D167).
+        join_lag_p90_ms: The p90 of that wait over all attempts that are stored; None before the first.
     """
 
     rows: int
@@ -58,6 +61,8 @@ class Progress:
     cancelled: int
     unrecorded: int
     retries: int
+    oldest_unjoined_s: float | None = None
+    join_lag_p90_ms: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -159,7 +164,7 @@ class Collection:
 
     def progress(self) -> Progress:
         """Return where the run stands, in constant time."""
-        count = self._ledger.count
+        count, lag = self._ledger.count, self._flow.lag
         return Progress(
             rows=len(self._ledger),
             pending=count(State.PENDING),
@@ -171,6 +176,8 @@ class Collection:
             cancelled=count(State.CANCELLED),
             unrecorded=count(State.UNRECORDED),
             retries=self._ledger.retries,
+            oldest_unjoined_s=lag.oldest_s(),
+            join_lag_p90_ms=lag.p90_ms(),
         )
 
     async def _tell_end(self, residents: list[asyncio.Task[None]]) -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from gym_ray.cli.report import first_failures, print_report
+from gym_ray.cli.report import RunBar, first_failures, print_report
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.collection import Progress
 from gym_ray.rollouts.metrics import Aggregation, RunMetrics, aggregate
@@ -138,6 +139,16 @@ def test_tokens_that_cannot_be_used_are_counted_with_their_reasons() -> None:
     assert "training 1 of 2 rollouts have exact tokens; 1 masked\n" in text
     assert "masked capture_incomplete: 1" in text
     assert "masked roots [2]: 1" in text
+
+
+def test_a_run_that_waits_for_its_joiners_says_so() -> None:
+    """D167: otherwise it looks like a run with slow agents."""
+    for oldest_s, shown in ((None, False), (1.0, False), (61.4, True)):
+        out = io.StringIO()
+        with RunBar(Console(file=out, force_terminal=True, width=120)) as bar:
+            bar.show(replace(progress(joining=2, running=1), oldest_unjoined_s=oldest_s))
+        assert ("storing 2, the oldest for 61 s" in out.getvalue()) is shown
+        assert "in hand 3" in out.getvalue()
 
 
 def test_the_first_message_of_each_class_is_found(tmp_path: Path) -> None:
