@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gym_ray.agents import AgentRunner, RunContext, ServerUrls
 from gym_ray.agents.callable_agent import CallableAgent
 from gym_ray.agents.callable_loading import load_callable
+from gym_ray.agents.delivery import build_client
 from gym_ray.errors import AgentError, SettingsError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.settings import (
@@ -580,6 +583,35 @@ async def test_http_agent_without_status_may_never_have_run() -> None:
         "AgentError",
         None,
     )
+
+
+async def test_a_dropped_connection_is_one_post_and_a_failure() -> None:
+    """D33: the agent may be running the first one, so nothing is sent again under the same id."""
+    ids: list[str] = []
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        ids.extend(line for line in head.splitlines() if line.startswith("idempotency-key:"))
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(drop, "127.0.0.1", 0)
+    options = HttpAgentOptions(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with server, build_client() as http:
+        runner = AgentRunner(settings(agent=options), URLS, run_token=None, http=http)
+        failure = (await runner.run(json.dumps(ROW).encode(), "0-1", "agent", 30.0)).failure
+        await runner.aclose()
+    assert failure is not None
+    assert (failure.failure_class, failure.http_status) == ("agent_request_failed", None)
+    assert ids == ["idempotency-key: 0-1"]
+
+
+async def test_a_clock_that_is_set_changes_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D31: the wall's clock goes back an hour whenever somebody looks at it."""
+    wall = itertools.count(2_000_000_000.0, -3600.0)
+    monkeypatch.setattr(time, "time", lambda: next(wall))
+    server = HttpAgentServer(JSONResponse({"reward": 1.0}))
+    assert 0.0 <= (await run_one(HTTP, {"http://agent": server})).latency_ms < 60_000.0
 
 
 class CutShort(httpx.AsyncBaseTransport):

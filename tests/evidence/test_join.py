@@ -78,6 +78,14 @@ def test_a_reply_becomes_the_record_with_the_rows_identity() -> None:
     assert (found.summary.reward, found.summary.agent, found.summary.task) == (0.5, "toy", "3")
 
 
+def test_what_json_cannot_hold_is_null_and_keys_keep_their_order() -> None:
+    """D47: readers of other languages must be able to parse every line."""
+    _, found = run(b'{"z": NaN, "reward": 1.0, "b": [Infinity, {"c": -Infinity}], "a": 1}')
+    assert json.loads(found.line, parse_constant=pytest.fail)["b"] == [None, {"c": None}]
+    names = [name for name, _ in json.loads(found.line, object_pairs_hook=list)]
+    assert names[:4] == ["z", "reward", "b", "a"]
+
+
 def test_a_reply_cannot_name_another_rollouts_capture() -> None:
     reply = {"_ng_rollout_id": "other", "_ng_attempt_index": 7, "capture_rollout_id": "other"}
     record, _ = run(reply)

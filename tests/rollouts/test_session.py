@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,30 @@ async def test_a_resumed_session_runs_only_what_failed(tmp_path: Path) -> None:
     assert ran == ["1-0-a1", "3-0-a1"]
     start, ran = await run(plan(tmp_path, resume=True))
     assert (start.done, start.given_up, ran) == (4, 0, [])
+
+
+async def test_a_resume_adds_lines_and_changes_none(tmp_path: Path) -> None:
+    """D56: also the failures of rows that succeed in the end stay."""
+    wanted = plan(tmp_path)
+    await run(wanted, some_fail)
+    outputs = (wanted.paths.output, wanted.paths.failures, wanted.paths.materialised)
+    before = [path.read_bytes() for path in outputs]
+    await run(plan(tmp_path, resume=True))
+    after = [path.read_bytes() for path in outputs]
+    assert [new[: len(old)] for old, new in zip(before, after, strict=True)] == before
+    assert [new.count(b"\n") - old.count(b"\n") for old, new in zip(before, after, strict=True)] == [2, 0, 0]
+
+
+async def test_rows_that_a_spent_budget_left_run_in_the_next_run(tmp_path: Path) -> None:
+    """D43: they were written nowhere, are no failures, and cost no attempt."""
+    wanted = plan(tmp_path)
+    spent = replace(wanted, settings=replace(wanted.settings, dispatch_budget_s=60.0, drain_margin_s=61.0))
+    _, ran = await run(spent)
+    assert ran == []
+    assert (wanted.paths.output.read_bytes(), wanted.paths.failures.read_bytes()) == (b"", b"")
+    start, ran = await run(plan(tmp_path, resume=True))
+    assert (start.resumed, start.done, start.given_up) == (True, 0, 0)
+    assert ran == ["0-0", "1-0", "2-0", "3-0"]
 
 
 async def test_rows_that_failed_too_often_are_given_up_and_counted(tmp_path: Path) -> None:
