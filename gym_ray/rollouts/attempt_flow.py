@@ -17,6 +17,7 @@ from gym_ray import exact_json
 from gym_ray.errors import ClusterError, GymRayError, InputError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
+from gym_ray.pace import Pace
 from gym_ray.rollouts.byte_budget import ByteBudget
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.dispatch_budget import DispatchBudget
@@ -40,7 +41,6 @@ from gym_ray.rollouts.ledger import (
 )
 from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
-from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
 from gym_ray.rollouts.retry_rules import INVALID_ROW
 from gym_ray.rollouts.run_log import RunOutputs

@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from gym_ray.errors import MaskLimitExceededError, StorageError
+from gym_ray.pace import Pace
 from gym_ray.rollouts.attempt_flow import AttemptFlow, Finished
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
-from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import RolloutPort
 from gym_ray.rollouts.run_index import IndexLog
 from gym_ray.rollouts.run_log import RunOutputs

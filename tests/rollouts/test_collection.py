@@ -12,11 +12,11 @@ import pytest
 
 from gym_ray.errors import ClusterError, MaskLimitExceededError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.pace import Pace
 from gym_ray.rollouts.attempt_flow import AttemptFlow
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt
 from gym_ray.rollouts.ledger_log import FrameKind, read_frames, rollout_digest
-from gym_ray.rollouts.pace import Pace
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
 from gym_ray.rollouts.run_log import read_record
 from gym_ray.storage.calls import FileCalls
@@ -66,7 +66,12 @@ async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) ->
     assert set(port.times("run").values()) == {1}
     assert port.most_running == 3
     assert collection.progress().complete
-    assert collection.metrics.to_dict()["overall"]["reward"] == {"mean": 1.0, "measured": 10, "masked": 0, "unmeasured": 0}
+    assert collection.metrics.to_dict()["overall"]["reward"] == {
+        "mean": 1.0,
+        "measured": 10,
+        "masked": 0,
+        "unmeasured": 0,
+    }
 
 
 async def masked_for(job: AttemptJob, *reasons: str) -> RunResult:

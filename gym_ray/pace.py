@@ -1,7 +1,8 @@
 """Keeps one turn of an event loop short when many tasks become ready at the same moment (D159).
 
-An event loop runs everything that is ready before it looks at a timer or a socket again. Five hundred rollouts that end
-together are five hundred small steps, and a long pause for everybody else. Here they queue, and a few pass each turn.
+An event loop runs everything that is ready before it looks at a timer or a socket again. Five hundred rollouts or model
+calls that end together are five hundred small steps, and a long pause for everybody else. Here they queue, and a few
+pass each turn.
 """
 
 from __future__ import annotations

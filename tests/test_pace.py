@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.rollouts.pace import Pace
+from gym_ray.pace import Pace
 
 
 async def passed_in_each_turn(tasks: list[asyncio.Task[None]]) -> list[int]:
