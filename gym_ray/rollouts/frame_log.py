@@ -1,139 +1,29 @@
-"""Logs of 64-byte frames: durable when an append returns, whatever process dies, and read without parsing.
-
-A frame is little-endian: crc32c of the rest (4 bytes), kind (1), file (1), version (2), attempt (4), flags (4), row
-ordinal (8), offset (8), length (8), time in microseconds since 1970 (8), blake2b-128 (16). Frames that wait at the same
-time share one sync.
-"""
+"""Logs of 64-byte frames: durable when an append returns, whatever process dies. Waiting frames share one sync."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-import google_crc32c
-
 from gym_ray.errors import StorageError
+from gym_ray.rollouts.frames import (
+    BLOCK_BYTES,
+    FRAME_BYTES,
+    Frame,
+    FrameKind,
+    frame_damage,
+    read_blocks,
+    read_frames,
+    whole_in,
+)
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import sync_directory, write_all
 
-__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "FrameLog", "read_frames"]
-
-FRAME_BYTES = 64
-_VERSION = 1
-_BODY = struct.Struct("<BBHIIQQQQ16s")
-_CRC = struct.Struct("<I")
-_CHUNK_FRAMES = 1024
-
-
-class FrameKind(IntEnum):
-    """What a frame says about an attempt."""
-
-    STARTED = 1
-    CANCELLED = 2
-    FINISHED = 3
-
-
-_KINDS = {int(kind): kind for kind in FrameKind}
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame.
-
-    Attributes:
-        kind: What happened.
-        ordinal: Row in the materialised inputs.
-        attempt: Attempt of that row in the run, from 0.
-        digest: 16 bytes.
-        at_us: Microseconds since 1970.
-        file, offset, length: A place in an output, 0 where the kind has none.
-        flags: What a failure says of further tries.
-    """
-
-    kind: FrameKind
-    ordinal: int
-    attempt: int
-    digest: bytes
-    at_us: int
-    file: int = 0
-    offset: int = 0
-    length: int = 0
-    flags: int = 0
-
-    def encode(self) -> bytes:
-        """Return the frame's 64 bytes."""
-        body = _BODY.pack(
-            self.kind,
-            self.file,
-            _VERSION,
-            self.attempt,
-            self.flags,
-            self.ordinal,
-            self.offset,
-            self.length,
-            self.at_us,
-            self.digest,
-        )
-        return _CRC.pack(google_crc32c.value(body)) + body
-
-    @classmethod
-    def decode(cls, data: bytes) -> Frame | None:
-        """Return the frame in 64 bytes, None when they are damaged or of a kind that this version does not know."""
-        body = data[_CRC.size :]
-        if len(data) != FRAME_BYTES or google_crc32c.value(body) != _CRC.unpack_from(data)[0]:
-            return None
-        code, file, version, attempt, flags, ordinal, offset, length, at_us, digest = _BODY.unpack(body)
-        kind = _KINDS.get(code)
-        if version != _VERSION or kind is None:
-            return None
-        return cls(kind, ordinal, attempt, digest, at_us, file, offset, length, flags)
-
-
-def read_frames(path: Path, *, calls: FileCalls | None = None) -> Iterator[Frame]:
-    """Yield the frames of a log; a torn or damaged tail is left out, since nobody was told that it is durable.
-
-    Raises:
-        StorageError: A damaged frame lies before a whole one, or the log cannot be read.
-    """
-    calls = calls or FileCalls()
-    damaged_at: int | None = None
-    for offset, data in _slices(path, calls):
-        frame = Frame.decode(data)
-        if frame is None:
-            damaged_at = offset if damaged_at is None else damaged_at
-        elif damaged_at is not None:
-            raise _damage(path, damaged_at)
-        else:
-            yield frame
-
-
-def _slices(path: Path, calls: FileCalls) -> Iterator[tuple[int, bytes]]:
-    try:
-        descriptor = calls.open(str(path), os.O_RDONLY)
-    except OSError as error:
-        raise StorageError(f"{path}: the log cannot be read: {error}") from error
-    try:
-        offset = 0
-        while data := calls.pread(descriptor, FRAME_BYTES * _CHUNK_FRAMES, offset):
-            for at in range(0, len(data), FRAME_BYTES):
-                yield offset + at, data[at : at + FRAME_BYTES]
-            offset += len(data) - len(data) % FRAME_BYTES or FRAME_BYTES
-    except OSError as error:
-        raise StorageError(f"{path}: the log cannot be read: {error}") from error
-    finally:
-        calls.close(descriptor)
-
-
-def _damage(path: Path, offset: int) -> StorageError:
-    problem = f"the frame at byte {offset} is damaged, though later ones are whole"
-    return StorageError(f"{path}: {problem}; resume with --salvage to go on without it")
+__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "FrameLog", "read_blocks", "read_frames"]
 
 
 class FrameLog:
@@ -176,13 +66,12 @@ class FrameLog:
         size = self._calls.fstat(self._descriptor).st_size
         end = size - size % FRAME_BYTES
         while end:
-            start = max(0, end - FRAME_BYTES * _CHUNK_FRAMES)
-            data = self._calls.pread(self._descriptor, end - start, start)
-            whole = [Frame.decode(data[at : at + FRAME_BYTES]) is not None for at in range(0, end - start, FRAME_BYTES)]
-            if any(whole):
-                last = len(whole) - 1 - whole[::-1].index(True)
-                if not all(whole[:last]):
-                    raise _damage(self.path, start + FRAME_BYTES * whole.index(False))
+            start = max(0, end - BLOCK_BYTES)
+            _, whole = whole_in(self._calls.pread(self._descriptor, end - start, start))
+            if whole.any():
+                last = int(whole.nonzero()[0][-1])
+                if not whole[:last].all():
+                    raise frame_damage(self.path, start + FRAME_BYTES * int(whole.argmin()))
                 return start + FRAME_BYTES * (last + 1)
             end = start
         return 0

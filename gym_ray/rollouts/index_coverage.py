@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import Frame
+from gym_ray.rollouts.frames import Frame
 from gym_ray.rollouts.run_log import line_digest
 from gym_ray.storage.calls import FileCalls
 
@@ -31,6 +33,18 @@ class Coverage:
         """Take in a frame."""
         self._offsets.append(frame.offset)
         self._lengths.append(frame.length)
+        self._look_at(frame)
+
+    def add_block(self, frames: NDArray[Any]) -> None:
+        """Take in many frames, see :func:`~gym_ray.rollouts.frames.read_blocks`."""
+        if not len(frames):
+            return
+        self._offsets.frombytes(frames["offset"].tobytes())
+        self._lengths.frombytes(frames["length"].tobytes())
+        last = len(frames) - 1 - int(frames["offset"][::-1].argmax())
+        self._look_at(Frame.of(frames[last]))
+
+    def _look_at(self, frame: Frame) -> None:
         if self._last is None or frame.offset >= self._last.offset:
             self._last = frame
 

@@ -7,21 +7,23 @@ records that were durable when a process died before it could log them, and ever
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from numpy.typing import NDArray
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import InputError, RolloutIdError, StorageError
 from gym_ray.rollouts.failure_classes import failure_flags
-from gym_ray.rollouts.frame_log import Frame, FrameKind, read_frames
+from gym_ray.rollouts.frames import Frame, FrameKind, read_blocks
 from gym_ray.rollouts.index_coverage import Coverage
 from gym_ray.rollouts.ledger_log import rollout_digest
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_reading import lines_between
 from gym_ray.rollouts.row_keys import RowKeys, attempt_index, key_of
-from gym_ray.rollouts.run_index import FILES, IndexLog, finished_frame, read_index
+from gym_ray.rollouts.run_index import FILES, IndexLog, finished_frame, read_index_blocks
 from gym_ray.rollouts.run_log import written_line
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
 from gym_ray.rollouts.run_state import RunState
@@ -163,11 +165,14 @@ class _Recovery:
 
     def _apply_index(self, coverage: dict[OutputFile, Coverage]) -> str | None:
         try:
-            for frame in read_index(self._paths.index, calls=self._calls):
-                if frame.ordinal >= len(self._rows):
-                    return f"names a row {frame.ordinal} of {len(self._rows)}"
-                coverage[FILES[frame.file]].add(frame)
-                self._apply(frame)
+            for block in read_index_blocks(self._paths.index, calls=self._calls):
+                foreign = block["ordinal"][block["ordinal"] >= len(self._rows)]
+                if len(foreign):
+                    return f"names a row {foreign[0]} of {len(self._rows)}"
+                for number, file in enumerate(FILES):
+                    frames = block[block["file"] == number]
+                    coverage[file].add_block(frames)
+                    self._apply_block(file, frames)
         except StorageError as error:
             return f"is damaged ({error})"
         return None
@@ -188,6 +193,12 @@ class _Recovery:
             self._twice += self._found.state.note_done(frame.ordinal, frame.attempt)
         else:
             self._found.state.note_failure(frame.ordinal, frame.attempt, frame.flags)
+
+    def _apply_block(self, file: OutputFile, frames: NDArray[Any]) -> None:
+        if file == "main":
+            self._twice += self._found.state.note_results(frames["ordinal"], frames["attempt"])
+        else:
+            self._found.state.note_failures(frames["ordinal"], frames["attempt"], frames["flags"])
 
     # What the index does not name.
 
@@ -254,16 +265,21 @@ class _Recovery:
         wanted = {unlogged.id_digest: unlogged for unlogged in self._held if unlogged.id_digest is not None}
         several = len(self._held) - len(wanted)  # records of one attempt, or without an id: their rows are looked up
         matched: set[int] = set()
-        for frame in read_frames(self._paths.ledger, calls=self._calls):
-            if frame.ordinal >= len(self._rows) or frame.kind is FrameKind.FINISHED:
-                raise StorageError(f"{self._paths.ledger}: a frame for row {frame.ordinal} is not one of this run")
-            self._found.state.note_started(frame.ordinal, frame.attempt)
-            if frame.kind is FrameKind.STARTED:
-                self._last_start = frame
-                unlogged = None if several else wanted.get(frame.digest)
-                if unlogged is not None and id(unlogged) not in matched:
-                    matched.add(id(unlogged))
-                    self._log(frame.ordinal, frame.attempt, unlogged.written)
+        for block in read_blocks(self._paths.ledger, calls=self._calls):
+            foreign = (block["ordinal"] >= len(self._rows)) | (block["kind"] == FrameKind.FINISHED)
+            if foreign.any():
+                row = block["ordinal"][foreign][0]
+                raise StorageError(f"{self._paths.ledger}: a frame for row {row} is not one of this run")
+            self._found.state.note_starts(block["ordinal"], block["attempt"])
+            starts = block[block["kind"] == FrameKind.STARTED]
+            if len(starts):
+                self._last_start = Frame.of(starts[-1])
+            if wanted and not several:
+                for frame in _with_digests(starts, wanted):
+                    unlogged = wanted[frame.digest]
+                    if id(unlogged) not in matched:
+                        matched.add(id(unlogged))
+                        self._log(frame.ordinal, frame.attempt, unlogged.written)
         self._held = [unlogged for unlogged in self._held if id(unlogged) not in matched]
         self._check_last_start()
 
@@ -280,6 +296,12 @@ class _Recovery:
                 f"{self._paths.ledger}: its last start is not one of row {frame.ordinal + 1} of {self._rows.path}; "
                 "the ledger belongs to other rows. Restore the files of one run, or start afresh"
             )
+
+
+def _with_digests(frames: NDArray[Any], wanted: Container[bytes]) -> Iterator[Frame]:
+    for at, digest in enumerate(frames["digest"].tolist()):
+        if digest in wanted:
+            yield Frame.of(frames[at])
 
 
 def _id_digest(record: dict[str, Any]) -> bytes | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import Frame, FrameKind, FrameLog, read_frames
+from gym_ray.rollouts.frame_log import Frame, FrameKind, FrameLog, read_blocks
 from gym_ray.rollouts.run_paths import OutputFile, Written
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["FILES", "IndexLog", "finished_frame", "read_index", "written_of"]
+__all__ = ["FILES", "IndexLog", "finished_frame", "read_index", "read_index_blocks", "written_of"]
 
 FILES: tuple[OutputFile, ...] = ("main", "failures")
 """The outputs in the order of their numbers in frames."""
@@ -48,10 +51,21 @@ def read_index(path: Path, *, calls: FileCalls | None = None) -> Iterator[Frame]
     Raises:
         StorageError: A frame is damaged or is none of an index.
     """
-    for frame in read_frames(path, calls=calls):
-        if frame.kind is not FrameKind.FINISHED or frame.file >= len(FILES):
-            raise StorageError(f"{path}: a frame for row {frame.ordinal} says nothing of a record")
-        yield frame
+    for block in read_index_blocks(path, calls=calls):
+        yield from map(Frame.of, block)
+
+
+def read_index_blocks(path: Path, *, calls: FileCalls | None = None) -> Iterator[NDArray[Any]]:
+    """Yield the frames of an index in blocks, see :func:`~gym_ray.rollouts.frames.read_blocks`.
+
+    Raises:
+        StorageError: A frame is damaged or is none of an index.
+    """
+    for block in read_blocks(path, calls=calls):
+        foreign = (block["kind"] != FrameKind.FINISHED) | (block["file"] >= len(FILES))
+        if foreign.any():
+            raise StorageError(f"{path}: a frame for row {block['ordinal'][foreign][0]} says nothing of a record")
+        yield block
 
 
 class IndexLog(FrameLog):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gym_ray.rollouts.failure_classes import REUSES_DELIVERABLE, TERMINAL, TERMINAL_TIMEOUTS_RETRIED, flags_class
 
@@ -11,6 +15,7 @@ __all__ = ["RunState"]
 
 _MOST_ATTEMPTS = 0xFFFF
 _MOST_FAILURES = 0xFF
+_KEPT_BITS = TERMINAL | TERMINAL_TIMEOUTS_RETRIED | REUSES_DELIVERABLE
 
 
 class RunState:
@@ -58,8 +63,31 @@ class RunState:
         self.note_started(ordinal, attempt)
         self.failures[ordinal] = min(self.failures[ordinal] + 1, _MOST_FAILURES)
         self.attempts[ordinal] = max(self.attempts[ordinal], self.failures[ordinal])
-        self.terminal[ordinal] |= flags & (TERMINAL | TERMINAL_TIMEOUTS_RETRIED | REUSES_DELIVERABLE)
+        self.terminal[ordinal] |= flags & _KEPT_BITS
         self.last_class[ordinal] = flags_class(flags)
+
+    def note_starts(self, ordinals: NDArray[Any], attempts: NDArray[Any]) -> None:
+        """Do what :meth:`note_started` does, for many attempts; a row may come more than once."""
+        behind = np.minimum(attempts.astype(np.int64) + 1, _MOST_ATTEMPTS).astype(np.uint16)
+        np.maximum.at(np.frombuffer(self.attempts, np.uint16), ordinals, behind)
+
+    def note_results(self, ordinals: NDArray[Any], attempts: NDArray[Any]) -> int:
+        """Do what :meth:`note_done` does, for many attempts; return how many of them came to a row with a result."""
+        self.note_starts(ordinals, attempts)
+        done, rows = np.frombuffer(self.done, np.uint8), np.unique(ordinals)
+        fresh = len(rows) - int(done[rows].sum())
+        done[rows] = 1
+        return len(ordinals) - fresh
+
+    def note_failures(self, ordinals: NDArray[Any], attempts: NDArray[Any], flags: NDArray[Any]) -> None:
+        """Do what :meth:`note_failure` does, for many failures in the order of their records."""
+        self.note_starts(ordinals, attempts)
+        rows, more = np.unique(ordinals, return_counts=True)
+        failures, next_attempts = np.frombuffer(self.failures, np.uint8), np.frombuffer(self.attempts, np.uint16)
+        failures[rows] = np.minimum(failures[rows] + more, _MOST_FAILURES)
+        next_attempts[rows] = np.maximum(next_attempts[rows], failures[rows])
+        np.bitwise_or.at(np.frombuffer(self.terminal, np.uint8), ordinals, (flags & _KEPT_BITS).astype(np.uint8))
+        np.frombuffer(self.last_class, np.uint8)[ordinals] = flags >> 8 & 0xFF  # of a row's several, the last stays
 
     def pending(self, max_attempts: int) -> Iterator[int]:
         """Yield the rows that D53 does not gate, in order: not done, not terminal, fewer failures than allowed."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import FRAME_BYTES, Frame
+from gym_ray.rollouts.frames import whole_in
 from gym_ray.rollouts.record_reading import lines_between
 from gym_ray.rollouts.recovery import DamagedLine, drop_index
 from gym_ray.rollouts.run_log import line_digest
@@ -123,8 +123,8 @@ def take_damaged_frames_out(path: Path, paths: RunPaths, *, calls: FileCalls | N
     try:
         data = path.read_bytes()
         _put_aside(paths, f"{path.name}-{line_digest(data).hex()[:12]}", data, calls)
-        whole = b"".join(frame for frame in _cut(data) if Frame.decode(frame) is not None)
-        replace_file(calls, path, whole, _MODE)
+        frames, whole = whole_in(data)
+        replace_file(calls, path, frames[whole].tobytes(), _MODE)
     except OSError as error:
         raise StorageError(f"{path}: damaged frames cannot be taken out: {error}") from error
 
@@ -136,15 +136,10 @@ def damaged_frames(path: Path) -> int:
         StorageError: The log cannot be read.
     """
     try:
-        whole = [Frame.decode(data) is not None for data in _cut(path.read_bytes())]
+        _, whole = whole_in(path.read_bytes())
     except FileNotFoundError:
         return 0
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error}") from error
-    last = max((index for index, is_whole in enumerate(whole) if is_whole), default=-1)
-    return whole[: last + 1].count(False)
-
-
-def _cut(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), FRAME_BYTES):
-        yield data[at : at + FRAME_BYTES]
+    behind_last = int(whole.nonzero()[0].max(initial=-1)) + 1
+    return behind_last - int(whole.sum())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import FRAME_BYTES, Frame, FrameKind
+from gym_ray.rollouts.frames import FRAME_BYTES, Frame, FrameKind, whole_in
 from gym_ray.rollouts.index_coverage import Coverage
 from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.run_index import IndexLog, finished_frame, read_index, written_of
@@ -71,6 +71,22 @@ def coverage(*places: tuple[int, int]) -> Coverage:
 )
 def test_what_frames_leave_out(places: list[tuple[int, int]], size: int, holes: list[tuple[int, int]] | None) -> None:
     assert coverage(*places).holes(size) == holes
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_a_block_of_frames_covers_what_its_frames_cover(tmp_path: Path, order: list[int]) -> None:
+    lines = [b'{"a": 1}', b'{"b": 22}', b'{"c": 333}']
+    path = tmp_path / "out"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    places = [written_line("main", 0, lines[0]), written_line("main", 9, lines[1]), written_line("main", 19, lines[2])]
+    frames = [finished_frame(number, 0, places[number]) for number in order]
+    found = Coverage()
+    for part in (frames[:2], [], frames[2:]):
+        found.add_block(whole_in(b"".join(frame.encode() for frame in part))[0])
+    assert found.holes(31) == [(30, 31)]
+    assert found.last_is_there(path, FileCalls())
+    path.write_bytes(path.read_bytes().replace(b"333", b"334"))
+    assert not found.last_is_there(path, FileCalls())
 
 
 def test_the_last_record_must_be_where_its_frame_says(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gym_ray.rollouts.failure_classes import (
     FAILURE_CLASS_CODES,
@@ -60,6 +63,52 @@ def test_numbers_that_do_not_fit_stay_at_their_largest() -> None:
     for _ in range(300):
         state.note_failure(0, 70_000, 0)
     assert (state.failures[0], state.attempts[0]) == (255, 65_535)
+
+
+ATTEMPTS = st.lists(
+    st.tuples(
+        st.integers(0, 4),
+        st.one_of(st.integers(0, 3), st.sampled_from([0xFFFD, 0xFFFE, 0xFFFF, 0x10000, 0xFFFFFFFF])),
+        st.integers(0, 0xFFFF),
+    ),
+    max_size=12,
+)
+
+
+def columns(attempts: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ordinals, numbers, flags = zip(*attempts, strict=True) if attempts else ((), (), ())
+    return np.array(ordinals, "<u8"), np.array(numbers, "<u4"), np.array(flags, "<u4")
+
+
+def fields(state: RunState) -> dict[str, list[int]]:
+    return {name: list(getattr(state, name)) for name in RunState.__slots__}
+
+
+@given(ATTEMPTS, ATTEMPTS, ATTEMPTS, ATTEMPTS)
+def test_many_attempts_at_once_leave_what_they_leave_one_by_one(
+    starts: list[tuple[int, int, int]],
+    results: list[tuple[int, int, int]],
+    failures: list[tuple[int, int, int]],
+    more: list[tuple[int, int, int]],
+) -> None:
+    single, several = RunState.fresh(5), RunState.fresh(5)
+    for ordinal, attempt, _ in starts:
+        single.note_started(ordinal, attempt)
+    several.note_starts(*columns(starts)[:2])
+    twice = sum(single.note_done(ordinal, attempt) for ordinal, attempt, _ in results + more)
+    assert several.note_results(*columns(results)[:2]) + several.note_results(*columns(more)[:2]) == twice
+    for failure in failures + more:
+        single.note_failure(*failure)
+    several.note_failures(*columns(failures))
+    several.note_failures(*columns(more))
+    assert fields(several) == fields(single)
+
+
+def test_many_failures_of_one_row_stop_at_the_largest_number() -> None:
+    state = RunState.fresh(2)
+    for _ in range(2):
+        state.note_failures(*columns([(1, 0, 0)] * 200))
+    assert (list(state.failures), list(state.attempts)) == ([0, 255], [0, 255])
 
 
 def test_codes_are_what_stored_frames_mean_by_them() -> None:
