@@ -709,6 +709,10 @@ PARTS: dict[str, Sequence[str]] = {
         "testing/test_run_judge.py::test_each_fault_is_found",
     ),
     "every fourth fails": (EVERY_FOURTH,),
+    "speed": (
+        "benchmarks/test_join.py::test_every_figure_comes_from_probes_that_run",
+        "benchmarks/test_run_log.py::test_every_figure_comes_from_a_probe_and_what_a_resume_reads_is_counted",
+    ),
     "files of the peer": (
         f"{PEER}test_outputs_read_back_record_by_record",
         f"{PEER}test_captures_read_back_as_the_peer_reported_them",
