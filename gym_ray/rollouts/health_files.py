@@ -6,6 +6,7 @@ Readers see the old reports or the new ones, never half of one.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -14,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import orjson
 
 from gym_ray import exact_json
 from gym_ray.errors import InputError, StorageError
@@ -169,12 +168,12 @@ def _write_summary(file: BinaryIO, report: HealthReport) -> dict[str, Any]:
 
     def show_task(task_id: str, entry: dict[str, Any]) -> None:
         nonlocal separator
-        file.write(separator + b"    " + exact_json.dumps(task_id) + b": " + orjson.dumps(entry))
+        file.write(separator + b"    " + exact_json.dumps(task_id) + b": " + exact_json.dumps(entry))
         separator = b",\n"
 
     file.write(b'{\n  "tasks": {')
     run = report.run_summary(show_task)
-    shown = orjson.dumps(run, option=orjson.OPT_INDENT_2).replace(b"\n", b"\n  ")
+    shown = json.dumps(run, indent=2).encode("ascii").replace(b"\n", b"\n  ")  # whole numbers of any size
     file.write(b'\n  },\n  "run": ' + shown + b"\n}\n")
     return run
 

@@ -34,6 +34,8 @@ _RANGES_A_WORKER: Final = 32
 """A process that checks fewer takes longer to start than it saves."""
 _SEEK_BYTES: Final = 1 << 16
 _LONGEST_ERROR: Final = 500
+_NAMES: Final = ("_ng_task_index", "_ng_rollout_index", "_ng_attempt_index", "_ng_rollout_id", "stage_index")
+"""What tells a record apart from others, whatever became of the rest of it."""
 
 
 class CheckedLine(NamedTuple):
@@ -68,7 +70,8 @@ class HealthRules:
 def check_stored_line(paths: RunPaths, line: bytes, rules: HealthRules) -> dict[str, Any] | str:
     """Return the verdict row of a stored line, with the payloads of a compact record, or why it has none.
 
-    A compact record whose parts cannot be read has a row that says so; its payloads are then unobserved.
+    A compact record whose parts cannot be read has a row that says so; its payloads are then unobserved, and so is all
+    evidence where the record's own description of them is damaged.
     """
     try:
         record = exact_json.loads(line)
@@ -80,11 +83,18 @@ def check_stored_line(paths: RunPaths, line: bytes, rules: HealthRules) -> dict[
     try:
         record = with_payloads(paths, record)
     except GymRayError as error:
-        problem, record = str(error), without_payloads(record)
+        problem, record = str(error), _readable(record)
     row = check_stored(record, ignored=rules.ignored, rules_version=rules.version)
     if problem is None or isinstance(row, str):
         return row
     return partly_unreadable(row, problem, ignored=rules.ignored)
+
+
+def _readable(record: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return without_payloads(record)
+    except GymRayError:
+        return {name: record[name] for name in _NAMES if name in record}
 
 
 def checked_rows(

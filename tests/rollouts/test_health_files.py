@@ -277,3 +277,23 @@ def test_rows_of_any_size_and_content_come_back_from_the_spool(paths: RunPaths) 
     assert len(rows[0]["findings"]) == 50
     assert outcome.warnings == 50
     assert "cut \ud83d" in json.loads(paths.quality_summary.read_bytes())["tasks"]
+
+
+@pytest.mark.parametrize("tokens", [1 << 64, -(1 << 64), 10**4000])
+def test_a_count_that_nothing_can_have_leaves_the_sums_of_the_others(paths: RunPaths, tokens: int) -> None:
+    absurd = record(1) | {"response": {"usage": {"input_tokens": tokens, "output_tokens": (1 << 63) - 1}}}
+    write(paths, absurd, absurd | {"_ng_rollout_index": 1}, record(0))
+    summary = json.loads(paths.public_quality_summary.read_bytes()) if health_of_records(paths) else {}
+    totals = summary["run"]["stats"]["tokens"]
+    assert (totals["prompt"], totals["completion"]) == (10, 5 + 2 * ((1 << 63) - 1))
+
+
+@pytest.mark.parametrize("header", [None, {}, {"format": 2}, {"format": 1, "slimmed": ["calls"], "conversations": []}])
+def test_a_compact_record_whose_description_is_damaged_is_a_row_like_any_other(paths: RunPaths, header: Any) -> None:
+    spoiled = {**record(1), "ng_payloads": header}
+    write(paths, record(0), spoiled)
+    health_of_records(paths)
+    healthy, row = verdicts(paths.public_rollout_verdicts)
+    assert (healthy["verdict"], row["verdict"], row["rollout_id"]) == ("healthy", "unhealthy", "1-0")
+    (finding,) = (one for one in row["findings"] if one["check"] == "record_unreadable")
+    assert finding["locator"] == {"source_file": "out.jsonl", "line": 2}

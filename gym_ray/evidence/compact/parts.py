@@ -107,7 +107,7 @@ class PartReader:
                 name, changed = content
                 return self._value(name, level) | {key: self.payload(item, level + 1) for key, item in changed.items()}
             return self._list(value, level)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, DamagedRecordError):
                 raise
             raise DamagedRecordError(f"{self._parts.place}: {spelling} is not spelled as a payload is") from error

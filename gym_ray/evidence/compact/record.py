@@ -97,9 +97,12 @@ def inline(record: dict[str, Any], parts: Parts) -> dict[str, Any]:
 
     result = {key: value for key, value in record.items() if key != COMPACT_FIELD}
     if header.get("gap"):
-        _take_gap_away(result)
+        _take_gap_away(result, parts.place)
     restored(result, header["slimmed"], parts.place)
-    return changed(result, put_back)
+    result = changed(result, put_back)
+    if conversations:
+        raise DamagedRecordError(f"{parts.place}: the record has fewer conversations than {COMPACT_FIELD} names")
+    return result
 
 
 def without_payloads(record: dict[str, Any], place: str = "the record") -> dict[str, Any]:
@@ -154,6 +157,9 @@ def _gap_added(record: dict[str, Any]) -> bool:
     return True
 
 
-def _take_gap_away(record: dict[str, Any]) -> None:
-    trajectory = record[TRAJECTORY_FIELD]
-    record[TRAJECTORY_FIELD] = {**trajectory, "gaps": trajectory["gaps"][:-1]}
+def _take_gap_away(record: dict[str, Any], place: str) -> None:
+    trajectory = record.get(TRAJECTORY_FIELD)
+    gaps = trajectory.get("gaps") if isinstance(trajectory, dict) else None
+    if not isinstance(trajectory, dict) or not isinstance(gaps, list) or gaps[-1:] != [_GAP]:
+        raise DamagedRecordError(f"{place}: the record's trajectory lacks its last gap, {PAYLOADS_BY_REFERENCE}")
+    record[TRAJECTORY_FIELD] = {**trajectory, "gaps": gaps[:-1]}

@@ -23,7 +23,7 @@ __all__ = ["HealthReport", "finished_row"]
 _DUPLICATE: Final = "rollout_duplicate_identity"
 _BEFORE_DUPLICATES: Final = CHECKS[: CHECKS.index(_DUPLICATE)]
 _DIGITS_OF_AN_INDEX: Final = 18
-_NO_STAGE: Final = -1
+_NO_STAGE: Final = -(1 << 63)
 _BOUND: Final = 1 << 2
 _SUCCEEDED: Final = 1 << 3
 

@@ -36,6 +36,8 @@ STATS: Final = "stats"
 """The member of a verdict row with what the report of a run counts; no row of ``rollout_verdicts.jsonl`` has it."""
 
 _LONGEST_ERROR: Final = 500
+_MOST: Final = 1 << 63
+"""No index is so large: what a report keeps of a row has 64 bits for each."""
 
 
 def check_rollout(
@@ -71,13 +73,20 @@ def check_rollout(
     return {
         "_ng_task_index": record.get("_ng_task_index"),
         "_ng_rollout_index": record.get("_ng_rollout_index"),
-        **({"stage_index": record["stage_index"]} if record.get("stage_index") is not None else {}),
+        **({} if (stage := _stage_of(record)) is None else {"stage_index": stage}),
         "rollout_id": _rollout_id(record),
         "verdict": verdict_of(findings, unobserved),
         "findings": findings,
         "unobserved": unobserved,
         STATS: {"rules": rules_of(ignored, rules_version), **_stats(view)},
     }
+
+
+def _stage_of(record: Mapping[str, Any]) -> int | None:
+    """Return the stage that a record names; a reply may bring anything under that name, and only a number is one."""
+    stage = record.get("stage_index")
+    is_number = isinstance(stage, int) and not isinstance(stage, bool)
+    return stage if is_number and abs(stage) < _MOST else None
 
 
 def _problem_of(error: ValidationError) -> str:
@@ -170,7 +179,7 @@ def check_stored(record: Any, *, ignored: frozenset[str], rules_version: int = R
     task, rollout = record.get("_ng_task_index"), record.get("_ng_rollout_index")
     if task is None or isinstance(task, dict | list):
         return "the record names no task: _ng_task_index is missing or no scalar"
-    if isinstance(rollout, bool) or not isinstance(rollout, int) or abs(rollout) >= 1 << 63:
+    if isinstance(rollout, bool) or not isinstance(rollout, int) or abs(rollout) >= _MOST:
         return "the record names no repeat: _ng_rollout_index is missing or no integer"
     return check_rollout(record, ignored=ignored, rules_version=rules_version)
 

@@ -15,6 +15,8 @@ __all__ = ["VERDICTS", "Totals"]
 
 VERDICTS: Final = ("healthy", "unhealthy", "unobserved")
 
+_MOST_TOKENS: Final = 1 << 63
+"""A reply that reports more has counted nothing, and its number would fit into no sum."""
 _TOKENS: Final = ("prompt", "completion", "capture_prompt", "capture_completion")
 
 
@@ -52,7 +54,7 @@ class Totals:
         figures["replayed_rollouts"] += stats["replayed_calls"] > 0
         figures["captures"] += stats["has_calls"]
         for name, value in zip(_TOKENS, stats["tokens"], strict=True):
-            figures[name] += value or 0
+            figures[name] += value if value is not None and abs(value) < _MOST_TOKENS else 0
 
     def add_findings(self, check: str, count: int, where: str) -> None:
         """Count findings of a check; ``where`` is the rollout or the task that has them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,64 @@ def test_everything_but_payloads_can_be_read_without_parts(case: dict[str, Any])
             call.update(request=None, response=None)
         assert read["ng_trajectory"].get("model_calls") == whole["ng_trajectory"].get("model_calls")
         TrajectoryRecord.model_validate(read["ng_trajectory"])
+
+
+def _compact_with_a_conversation() -> tuple[dict[str, Any], Parts]:
+    items = [{"type": "message", "role": "user", "content": f"{_LONG} {n}"} for n in range(6)]
+    calls = [(items[:n], {"output": items[n]}) for n in range(1, 6)]
+    bundle = {"source": "test", "records": [{"kind": "agent_invocation", "invocation_id": "r", "conversation": items}]}
+    record = _record(calls, ng_agent_observations=bundle)
+    compact, parts = compacted(record)
+    return exact_json.loads(_stored(compact)), Parts.parse(parts)
+
+
+@pytest.mark.parametrize("trajectory", [None, 3, [], {}, {"gaps": None}, {"gaps": []}, {"gaps": [{"code": "other"}]}])
+def test_a_trajectory_that_lost_the_gap_of_its_payloads_is_refused(trajectory: Any) -> None:
+    compact, parts = _compact_with_a_conversation()
+    compact[COMPACT_FIELD]["slimmed"] = []
+    with pytest.raises(DamagedRecordError, match="lacks its last gap"):
+        inline({**compact, "ng_trajectory": trajectory}, parts)
+    del compact["ng_trajectory"]
+    with pytest.raises(DamagedRecordError, match="lacks its last gap"):
+        inline(compact, parts)
+
+
+def test_conversations_that_the_record_lacks_are_refused() -> None:
+    compact, parts = _compact_with_a_conversation()
+    compact[COMPACT_FIELD]["conversations"].append([])
+    with pytest.raises(DamagedRecordError, match="fewer conversations"):
+        inline(compact, parts)
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place, *(inner for key, item in items for inner in _places(item, (*place, key)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_spoiled_compact_record_is_read_or_refused(data: st.DataObject) -> None:
+    compact, parts = _compact_with_a_conversation()
+    *holders, key = data.draw(st.sampled_from(_places(compact)[1:]))
+    names = [name for line in compact["ng_trajectory"]["model_calls"] for name in _names_in(line)]
+    spellings = st.builds(
+        lambda spelling, name, rest: {spelling: rest if name is None else [name, *rest]},
+        st.sampled_from(["$part", "$list", "$more", "$like", "$raw"]),
+        st.sampled_from([None, *names]),
+        st.sampled_from([None, [], [1, []], [{}], [2, ["x"]], "text"]).map(lambda rest: rest or []),
+    )
+    holder: Any = compact
+    for step in holders:
+        holder = holder[step]
+    holder[key] = data.draw(st.one_of(_VALUES, spellings))
+    with suppress(DamagedRecordError):
+        inline(compact, parts)
+    with suppress(DamagedRecordError):
+        without_payloads(compact)
+
+
+def _names_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$part"]] if isinstance(value.get("$part"), str) else []
+        return own + [name for item in value.values() for name in _names_in(item)]
+    return [name for item in value for name in _names_in(item)] if isinstance(value, list) else []

@@ -122,3 +122,17 @@ def test_ignored_checks_are_covered_by_nobody() -> None:
     coverage = summary["artifacts"]["coverage"]
     assert coverage["model_call_failed"] == {"evaluated": 0, "unobserved": 0, "ignored": 2}
     assert coverage["task_consistently_unhealthy"]["ignored"] == 2
+
+
+@pytest.mark.parametrize("stage", ["two", 1.5, True, [], {}, 1 << 63, -(1 << 63), 10**30])
+def test_a_stage_that_is_no_index_is_none(stage: Any) -> None:
+    made = check_rollout({"_ng_task_index": 0, "_ng_rollout_index": 0, "stage_index": stage})
+    assert "stage_index" not in made
+    assert list(report(made, made).ordered()) == [(0, 2), (1, 2)]
+
+
+def test_every_stage_is_one_of_its_own_also_below_zero() -> None:
+    keyed = {"_ng_task_index": 0, "_ng_rollout_index": 0}
+    stages: list[int | None] = [None, -1, 0, 1, -(1 << 63) + 1, (1 << 63) - 1]
+    made = report(*(check_rollout({**keyed, "stage_index": stage}) for stage in stages))
+    assert {copies for _, copies in made.ordered()} == {1}
