@@ -105,7 +105,7 @@ class _Verifier:
         try:
             if not self._root.is_dir():
                 raise CaptureError(f"{self._root}: not a directory; name the model_call_capture_dir of a run")
-            self._check_mode(self._root)
+            self._check_mode(self._root, self._root.stat())
             with os.scandir(self._root) as entries:
                 names = sorted(entry.name for entry in entries)
         except OSError as error:
@@ -143,23 +143,28 @@ class _Verifier:
             remedy = "captures are regular files; put the file itself here"
             self._findings.add("error", "no_regular_file", path, "a link, a directory or a device", remedy)
             return False
-        self._check_mode(path)
+        self._check_mode(path, info)
         return True
 
-    def _check_mode(self, path: Path) -> None:
-        mode = stat.S_IMODE(path.stat().st_mode)
+    def _check_mode(self, path: Path, info: os.stat_result) -> None:
+        mode = stat.S_IMODE(info.st_mode)
         if mode & _OTHERS:
             what = f"others than its owner may use it (mode {mode:04o}); prompts and answers are in here"
             self._findings.add("warning", "open_to_others", path, what, f"chmod go-rwx '{path}'")
 
     def _read_open_logs(self) -> None:
-        for path in list_logs(self._root):
+        remedy = "nobody knows which calls its server lost; make the file readable, and verify again"
+        try:
+            logs = list_logs(self._root)
+        except OSError as error:
+            self._findings.add("error", "unreadable_log", self._root / ".open", str(error), remedy)
+            return
+        for path in logs:
             try:
                 with take_dead(path) as dead:
                     for call_id, rollout_id in (dead.open_calls if dead is not None else {}).items():
                         self._lost.setdefault(rollout_id, {})[call_id] = path
             except OSError as error:
-                remedy = "nobody knows which calls its server lost; make the file readable, and verify again"
                 self._findings.add("error", "unreadable_log", path, str(error), remedy)
 
     def _verify_capture(self, rollout_id: str) -> None:
@@ -242,17 +247,24 @@ class _Verifier:
         registry = self._root / ".gym-ray" / "writers"
         try:
             writers, unreadable = WriterRegistry(self._root).all()
-            for writer in writers:
-                if not is_living(log_path(self._root, writer.open_log)):
-                    what = f"server {writer.server_name} on {writer.host} (pid {writer.pid}) is registered and dead"
-                    remedy = "start the server again, and the entry goes away; joins do not wait for it"
-                    file = registry / f"{writer.writer_id}.json"
-                    self._findings.add("warning", "dead_writer", file, what, remedy)
         except (OSError, StorageError) as error:
             remedy = "joins cannot ask the servers either; make the directory readable"
             self._findings.add("error", "unreadable_registry", registry, str(error), remedy)
             return
+        for writer in writers:
+            file = registry / f"{writer.writer_id}.json"
+            try:
+                is_dead = not is_living(log_path(self._root, writer.open_log))
+            except (TypeError, ValueError, OSError) as error:  # its log is no name, or no file that can be locked
+                self._add_damaged_registration(file, f"it names no log of a server: {error}")
+                continue
+            if is_dead:
+                what = f"server {writer.server_name} on {writer.host} (pid {writer.pid}) is registered and dead"
+                remedy = "start the server again, and the entry goes away; joins do not wait for it"
+                self._findings.add("warning", "dead_writer", file, what, remedy)
         for writer_id in unreadable:
-            remedy = "joins report its calls as unknown; remove it when that server is gone"
-            file = registry / f"{writer_id}.json"
-            self._findings.add("error", "damaged_registration", file, "no registration of a server", remedy)
+            self._add_damaged_registration(registry / f"{writer_id}.json", "no registration of a server")
+
+    def _add_damaged_registration(self, file: Path, what: str) -> None:
+        remedy = "joins report its calls as unknown; remove it when that server is gone"
+        self._findings.add("error", "damaged_registration", file, what, remedy)

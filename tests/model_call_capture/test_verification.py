@@ -218,3 +218,35 @@ def test_ids_that_repeat_are_found_among_many() -> None:
     assert files == [Path("f3"), Path("f7"), Path("f31")]
     assert ids.is_suspect("3-3", suspects)
     assert not ids.is_suspect("3-4", suspects)
+
+
+@pytest.mark.parametrize("log", [None, 5, [], {}, True, "\0", "\ud800", "a-directory"])
+def test_a_registration_without_a_usable_log_is_named_and_hides_no_other(store: CaptureStore, log: Any) -> None:
+    registry = WriterRegistry(store.root)
+    registry.add(RegisteredWriter("first", "policy", log, None, None, "here", 1))
+    registry.add(RegisteredWriter("second", "policy", "second.log", None, None, "here", 2))
+    (store.root / ".open" / "a-directory").mkdir(parents=True)
+    (store.root / ".gym-ray" / "writers" / "third.json").write_text("{}")
+    found = [(finding.file.stem, finding.code) for finding in verify_captures(store.root).findings]
+    damaged = "damaged_registration"
+    assert found == [("first", damaged), ("second", "dead_writer"), ("third", damaged)]
+
+
+@pytest.mark.parametrize(("name", "code"), [(".open", "unreadable_log"), (".gym-ray", "unreadable_registry")])
+def test_a_file_in_the_place_of_a_directory_is_named(store: CaptureStore, name: str, code: str) -> None:
+    (store.root / name).write_text("")
+    assert _only(store, code).severity == "error"
+
+
+def test_a_marker_that_goes_away_meanwhile_is_no_finding(store: CaptureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.mark_incomplete("0-0")
+    marker, lstat = store.incomplete_path_for("0-0"), Path.lstat
+
+    def vanishing(path: Path) -> os.stat_result:
+        info = lstat(path)
+        if path == marker:
+            path.unlink()
+        return info
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    assert verify_captures(store.root).errors == 0
