@@ -29,6 +29,8 @@ __all__ = ["aggregate_runs", "aggregation_options", "find_shards"]
 _SUFFIX = ".jsonl"
 _DERIVED = ("_failures", "_materialized_inputs")
 _REPORT = "rollout_verdicts.jsonl"
+_CAPTURED = frozenset((".capture", ".tokens"))
+"""What stands in the names of a capture directory behind the rollout."""
 
 InputGlob = Annotated[
     list[str] | None, typer.Option("--input", "-i", help="Records, the same as GLOB.", metavar="GLOB[,GLOB]")
@@ -100,7 +102,8 @@ def aggregation_options(settings: RunSettings) -> AggregationOptions:
 def find_shards(patterns: Sequence[str]) -> list[RunPaths]:
     """Return the runs whose records match, sorted by path and each once.
 
-    Files that only accompany records are left out: failures, materialised inputs, and reports (D117).
+    Files that only accompany records are left out: failures, materialised inputs, reports, captures, and whatever is in
+    a run directory (D117). A pattern that is the name of a file means that file.
 
     Raises:
         InputError: A pattern matches no records.
@@ -111,17 +114,26 @@ def find_shards(patterns: Sequence[str]) -> list[RunPaths]:
         raise SettingsError("command line", "input_glob", "is required", "name the records, such as 'results/*.jsonl'")
     found: dict[Path, None] = {}
     for pattern in listed:
-        paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 - Path.glob takes no absolute pattern
+        names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        paths = [Path(name) for name in names]
         records = [path for path in paths if _are_records(path)]
         if not records:
-            problem = "no records match; failures, materialised inputs and reports are not records"
+            problem = "no records match; failures, materialised inputs, reports and captures are not records"
             raise InputError(pattern, 0, "", problem)
         found.update(dict.fromkeys(path.absolute() for path in records))
     return [RunPaths.of(path) for path in sorted(found)]
 
 
 def _are_records(path: Path) -> bool:
-    return path.is_file() and path.suffix == _SUFFIX and not path.stem.endswith(_DERIVED) and path.name != _REPORT
+    if not path.is_file() or path.suffix != _SUFFIX or path.name == _REPORT:
+        return False
+    if path.stem.endswith(_DERIVED) or not _CAPTURED.isdisjoint(path.suffixes):
+        return False
+    return not any(map(_is_run_directory, path.absolute().parents))
+
+
+def _is_run_directory(directory: Path) -> bool:
+    return directory.suffix == ".run" and (directory / "manifest.json").is_file()
 
 
 def _split(text: str) -> list[str]:

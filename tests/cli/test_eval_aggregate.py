@@ -121,3 +121,39 @@ def test_records_are_found_once_and_sorted_and_what_accompanies_them_is_not(shar
     nested.mkdir(parents=True)
     write(nested / "r2.jsonl", record(9, 0, 1.0))
     assert len(find_shards([f"{shards}/**/*.jsonl"])) == 3
+
+
+def test_the_run_directory_and_captures_are_no_records(shards: Path) -> None:
+    directory = shards / "r0.run"
+    (directory / "facts").mkdir(parents=True)
+    (directory / "manifest.json").write_text("{}")
+    accompanying = [
+        directory / "sources.jsonl",
+        directory / "facts" / "0a.jsonl",
+        shards / "0-0.capture.jsonl",
+        shards / "0-0.tokens.1.jsonl",
+    ]
+    for path in accompanying:
+        write(path, {"rollout_id": "0-0"})
+        with pytest.raises(InputError, match="no records match"):
+            find_shards([str(path)])
+    named = shards / "other.run"  # a directory that merely has such a name
+    named.mkdir()
+    write(named / "r3.jsonl", record(8, 0, 1.0))
+    found = [paths.output.name for paths in find_shards([f"{shards}/**/*.jsonl"])]
+    assert found == ["r3.jsonl", "r0.jsonl", "r1.jsonl"]
+
+
+def test_a_name_with_the_characters_of_a_pattern_is_a_name(shards: Path) -> None:
+    write(shards / "r[0].jsonl", record(7, 0, 1.0))
+    assert [paths.output.name for paths in find_shards([f"{shards}/r[0].jsonl"])] == ["r[0].jsonl"]
+    assert [paths.output.name for paths in find_shards([f"{shards}/r[1].jsonl"])] == ["r1.jsonl"]
+
+
+def test_lines_that_name_no_rollout_are_told(shards: Path) -> None:
+    write(shards / "r9.jsonl", record(0, 0, 1.0), {"prompt": "q"}, {"_ng_task_index": 1, "reward": 1.0})
+    code, text = run("r9.jsonl", "--no-health-check")
+    assert code == 0
+    assert "2 records or rows name no task or no repeat" in text
+    code, text = run("r0.jsonl", "--no-health-check")
+    assert "name no task" not in text

@@ -117,6 +117,8 @@ def aggregate(
         for shard in shards:
             _read(shard, table, options, warnings)
         figures = _Figures(table, options)
+        if nameless := table.nameless_count():
+            warnings.add(f"{nameless} records or rows name no task or no repeat; each counts as one rollout")
         for warning in write_agent_entries(target.aggregate_metrics, table, options, post):
             warnings.add(warning)
     if figures.replaced:

@@ -154,6 +154,10 @@ class OutcomeTable:
         self._end += len(data)
         self._order = None
 
+    def nameless_count(self) -> int:
+        """Return how many of what was added named no task or no repeat; each counts as a rollout of its own."""
+        return self._nameless
+
     def agents(self) -> list[str]:
         """Return the names of all agents, sorted."""
         return sorted(self._agents.values)
