@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _PLACE = re.compile(rb'\{"at":"([mf]):(\d{20}):(\d{12}):([0-9a-f]{32})","facts":')
 _PLACE_BYTES = len('{"at":"m:') + 20 + 1 + 12 + 1 + 32 + len('","facts":')
 _DIGEST_BYTES = 16
+_MOST_OPEN = 64
 _MOST_LINE_NUMBERS = 20
 """Damaged lines that are named by number, which costs a reading of all before; others are named by their byte."""
 
@@ -48,28 +49,30 @@ class _Cache:
     """
 
     def __init__(self, directory: Path, file: OutputFile, open_files: ExitStack) -> None:
-        self._files: list[BufferedReader] = []
+        self._paths: list[Path] = []
+        self._files: dict[int, BufferedReader] = {}
+        open_files.callback(lambda: [opened.close() for opened in self._files.values()])
         self._offsets, self._places = array("Q"), array("Q")
         self._numbers, self._lengths = array("H"), array("I")
         for path in sorted(directory.glob("*.jsonl"))[: 1 << 16] if directory.is_dir() else ():
             try:
-                self._files.append(open_files.enter_context(path.open("rb")))
+                with path.open("rb") as opened:
+                    self._paths.append(path)
+                    self._scan(opened, file[0].encode("ascii"))
             except OSError as error:
                 _log.warning("%s: facts cannot be read; they are taken from the records: %s", path, error)
-                continue
-            self._scan(file[0].encode("ascii"))
         offsets = np.frombuffer(self._offsets, dtype=np.uint64)
         self._order = np.argsort(offsets, kind="stable")
         self._next = 0
 
-    def _scan(self, kind: bytes) -> None:
+    def _scan(self, opened: BufferedReader, kind: bytes) -> None:
         place = 0
-        for line in self._files[-1]:
+        for line in opened:
             match = _PLACE.match(line)
             if match is not None and match[1] == kind and line.endswith(b"}\n"):
                 self._offsets.append(int(match[2]))
                 self._places.append(place)
-                self._numbers.append(len(self._files) - 1)
+                self._numbers.append(len(self._paths) - 1)
                 self._lengths.append(len(line))
             place += len(line)
 
@@ -81,13 +84,24 @@ class _Cache:
             entry = self._order[position]
             if self._offsets[entry] != offset:
                 return None
-            file = self._files[self._numbers[entry]]
-            file.seek(self._places[entry])
-            line = file.read(self._lengths[entry])
+            line = self._line(self._numbers[entry], self._places[entry], self._lengths[entry])
             match = _PLACE.match(line)
             if match is not None and int(match[3]) == length and match[4] == digest.hex().encode("ascii"):
                 return RecordFacts.parse(line[_PLACE_BYTES:-2])
         return None
+
+    def _line(self, number: int, place: int, length: int) -> bytes:
+        """Read from a facts file; few are open at once, for every process of every session of a run left one."""
+        try:
+            if number not in self._files:
+                if len(self._files) >= _MOST_OPEN:
+                    self._files.pop(next(iter(self._files))).close()
+                self._files[number] = self._paths[number].open("rb")
+            file = self._files[number]
+            file.seek(place)
+            return file.read(length)
+        except OSError:
+            return b""  # taken away since it was listed; the record itself says the same
 
 
 class _Places:

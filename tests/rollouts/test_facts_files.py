@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,29 @@ def test_many_damaged_lines_are_told_without_counting_lines_for_each(paths: RunP
     assert told[19] == f"{paths.output}, line 20: not a JSON object"
     assert told[20] == f"{paths.output}, byte 40: not a JSON object"
     assert len(told) == 30
+
+
+def test_any_number_of_facts_files_is_read_with_few_of_them_open(paths: RunPaths) -> None:
+    places = [stored(paths, {"reward": str(n)}) for n in range(300)]
+    for n, place in enumerate(places):
+        writer = FactsWriter(paths)
+        writer.append(place, marked(f"c{n}"))
+        writer.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 100, limits[1]))
+    try:
+        assert read(paths) == [(f"c{n}", "cached") for n in range(300)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_facts_that_are_taken_away_meanwhile_are_taken_from_the_records(paths: RunPaths) -> None:
+    for n in range(2):
+        writer = FactsWriter(paths)
+        writer.append(stored(paths, {"reward": str(n)}), marked(f"c{n}"))
+        writer.close()
+    found = read_facts(paths, verdict_of=lambda _record: {"verdict": "recomputed"})
+    verdicts = [next(found)[1].verdict["verdict"]]
+    for path in paths.facts.iterdir():
+        path.unlink()
+    assert verdicts + [facts.verdict["verdict"] for _, facts in found] == ["cached", "recomputed"]
