@@ -1,7 +1,8 @@
 """Joins the records of a run again with what their captures hold now: late calls, late marks (D166).
 
-Nothing else of a record changes, and a record whose attachment stays the same stays byte for byte. Records are read
-and written one at a time; about 110 bytes a record are held.
+Nothing else of a record changes, and a record whose attachment stays the same stays byte for byte; only payloads of a
+compact record that were lost are made again. Records are read and written one at a time; about 110 bytes a record are
+held.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.errors import CaptureError, InputError, RolloutIdError
+from gym_ray.errors import CaptureError, DamagedRecordError, InputError, RolloutIdError, StorageError
 from gym_ray.evidence.build import JoinOptions, has_no_reply
-from gym_ray.evidence.compact import compacted, is_compact
+from gym_ray.evidence.compact import compacted, is_compact, without_payloads
 from gym_ray.evidence.facts import RecordFacts, facts_line
 from gym_ray.evidence.health import check_rollout
 from gym_ray.evidence.perf import PERF_FIELD
@@ -111,7 +112,6 @@ def rejoin(
         InputError: There is no such output, or a line of it is damaged or torn; nothing has changed.
         CaptureError: The capture directory is none.
         StorageError: A run is writing the output, or a file cannot be read or written.
-        DamagedRecordError: The parts of a compact record are damaged; nothing has changed.
     """
     if not paths.output.is_file():
         raise InputError(paths.output, 0, "", "there is no such output; name the records of a run")
@@ -220,7 +220,11 @@ class _Rejoin:
         if not is_captured(record, rollout_id):
             report.uncaptured += 1
             return None
-        whole = with_payloads(self._paths, record)
+        try:
+            whole, lost = self._whole(record)
+        except DamagedRecordError as error:
+            self._count_kept(RecordAgain(None, str(error)), written, rollout_id)
+            return None
         latency_ms = _latency_ms(whole, facts)
         result = self._rejoining.join_again(
             whole,
@@ -229,6 +233,7 @@ class _Rejoin:
             task=self._task_of(whole, frame),
             window=Window(self._begun, None if frame is None else frame.at_us / 1e6),
             latency_ms=latency_ms,
+            lost=lost,
         )
         if result.record is None:
             self._count_kept(result, written, rollout_id)
@@ -237,6 +242,17 @@ class _Rejoin:
         report.from_record += result.built_from == "record"
         new_facts = self._facts_of(result.record, rollout_id, latency_ms)
         return self._stored(result.record, rollout_id, compact=is_compact(record)), new_facts
+
+    def _whole(self, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return a record with its payloads; without them, and why, where its parts cannot be read.
+
+        Raises:
+            DamagedRecordError: Its own description of them is damaged.
+        """
+        try:
+            return with_payloads(self._paths, record), None
+        except (StorageError, DamagedRecordError, RolloutIdError) as error:
+            return without_payloads(record, str(self._paths.output)), str(error)
 
     def _count_kept(self, result: RecordAgain, written: Written, rollout_id: str) -> None:
         if result.kept_because is None:

@@ -1,13 +1,14 @@
 """Joins one stored record again with what its capture holds now (D166).
 
 A wrong link is worse than a lost sample: captures are named by rollout id alone, and another run may have used the
-directory since. So a record is only rebuilt when its capture still holds every call that was attached, and when calls
-that are new began while its run was under way.
+directory since. So a record is only rebuilt when its capture still holds every call that was attached, with the same
+answer at the same time, and when calls that are new began while its run was under way.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -97,8 +98,9 @@ class Rejoining:
         task: Mapping[str, Any],
         window: Window,
         latency_ms: float | None,
+        lost: str | None = None,
     ) -> RecordAgain:
-        """Join a record again; it is not modified. Only a changed attachment makes a new record.
+        """Join a record again; it is not modified. Only a changed attachment, or a lost payload, makes a new record.
 
         Args:
             record: A captured record in the inline shape.
@@ -107,24 +109,24 @@ class Rejoining:
             task: The row, or what of it names the task.
             window: When calls of this attempt can have begun.
             latency_ms: The whole run (D31), None when it is not known.
+            lost: Why the payloads of the record cannot be read, so that they are not in it. They are made again where
+                it is known what the reply brought.
         """
         attachment = record[ATTACHMENT_FIELD]
-        calls = read_capture(snapshot).calls
-        before = set(_started(attachment["calls"]))
-        started = _started([call.fields for call in calls])
-        problem = _problem(attachment, snapshot, before, started, window)
+        before, now = _known(attachment["calls"]), _known([call.fields for call in read_capture(snapshot).calls])
+        brought, known = self._brought(record, rollout_id)
+        problem = _problem(attachment, snapshot, before, now, window) or (None if known else lost)
         if problem is not None:
             return RecordAgain(None, problem)
         asked = self.written_calls(rollout_id) if is_worth_asking(attachment) else WrittenCalls()
-        written = carried_over(attachment, asked, before, started)
+        written = carried_over(attachment, asked, before, now)
 
         def built(brought: Mapping[str, Any]) -> dict[str, Any]:
             base = _base(record, brought)
             return build_evidence(base, task, rollout_id, snapshot, written, latency_ms, self.options)
 
-        brought, known = self._brought(record, rollout_id)
         result = built(brought)
-        if exact_json.dumps(result[ATTACHMENT_FIELD]) == exact_json.dumps(attachment):
+        if lost is None and exact_json.dumps(result[ATTACHMENT_FIELD]) == exact_json.dumps(attachment):
             return RecordAgain(None)
         produced = record.get(TRAJECTORY_FIELD)
         if not known and isinstance(produced, dict) and not _covers(result.get(TRAJECTORY_FIELD), produced):
@@ -147,36 +149,40 @@ class Rejoining:
         return {OBSERVATIONS_FIELD: record[OBSERVATIONS_FIELD]}, False
 
 
-def _started(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return when each call began, by id; those without one are told apart by their order, which only grows."""
-    started: dict[str, Any] = {}
-    anonymous = 0
+def _known(calls: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Return when each call began and which answer it got, by id; without one, and when it repeats, by order."""
+    known: dict[str, tuple[Any, Any]] = {}
+    counts: Counter[str] = Counter()
     for call in calls:
-        name = call.get("model_call_id")
-        if not isinstance(name, str):
-            anonymous += 1
-            name = f"number {anonymous} without an id"
-        started[name] = call.get("started_at")
-    return started
+        own = call.get("model_call_id")
+        name = own if isinstance(own, str) else "without an id"
+        counts[name] += 1
+        if name != own or counts[name] > 1:  # the order only grows
+            name = f"number {counts[name]} {name}"
+        known[name] = (call.get("started_at"), call.get("response_id"))
+    return known
 
 
 def _problem(
     attachment: Mapping[str, Any],
     snapshot: CaptureSnapshot,
-    before: set[str],
-    started: Mapping[str, Any],
+    before: Mapping[str, tuple[Any, Any]],
+    now: Mapping[str, tuple[Any, Any]],
     window: Window,
 ) -> str | None:
     gaps = gaps_of(attachment)
     if snapshot.error is not None:
         return None if UNREADABLE in gaps and not before else f"its capture cannot be read now: {snapshot.error}"
-    gone = before - started.keys()
+    gone = before.keys() - now.keys()
     if gone:
         return f"its capture lacks {len(gone)} of the calls that were attached, {min(gone)} for one"
+    other = [name for name, call in before.items() if now[name] != call]
+    if other:
+        return f"call {other[0]} of its capture is another one than was attached; it may be another run's"
     if RECORDS_UNREADABLE in gaps and not snapshot.data:
         return "its capture is empty now"
-    for call_id in started.keys() - before:
-        if not _is_within(started[call_id], window):
+    for call_id in now.keys() - before.keys():
+        if not _is_within(now[call_id][0], window):
             return f"call {call_id} of its capture did not begin while the rollout ran; it may be another run's"
     return None
 
