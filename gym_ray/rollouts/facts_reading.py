@@ -51,7 +51,7 @@ class _Cache:
     def __init__(self, directory: Path, file: OutputFile, open_files: ExitStack) -> None:
         self._paths: list[Path] = []
         self._files: dict[int, BufferedReader] = {}
-        open_files.callback(lambda: [opened.close() for opened in self._files.values()])
+        open_files.callback(self._close)
         self._offsets, self._places = array("Q"), array("Q")
         self._numbers, self._lengths = array("H"), array("I")
         for path in sorted(directory.glob("*.jsonl"))[: 1 << 16] if directory.is_dir() else ():
@@ -89,6 +89,10 @@ class _Cache:
             if match is not None and int(match[3]) == length and match[4] == digest.hex().encode("ascii"):
                 return RecordFacts.parse(line[_PLACE_BYTES:-2])
         return None
+
+    def _close(self) -> None:
+        for opened in self._files.values():
+            opened.close()
 
     def _line(self, number: int, place: int, length: int) -> bytes:
         """Read from a facts file; few are open at once, for every process of every session of a run left one."""

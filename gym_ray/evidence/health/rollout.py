@@ -85,8 +85,9 @@ def check_rollout(
 def _stage_of(record: Mapping[str, Any]) -> int | None:
     """Return the stage that a record names; a reply may bring anything under that name, and only a number is one."""
     stage = record.get("stage_index")
-    is_number = isinstance(stage, int) and not isinstance(stage, bool)
-    return stage if is_number and abs(stage) < _MOST else None
+    if not isinstance(stage, int) or isinstance(stage, bool):
+        return None
+    return stage if abs(stage) < _MOST else None
 
 
 def _problem_of(error: ValidationError) -> str:
