@@ -28,7 +28,7 @@ from gym_ray.testing.numbered_upstream import numbered_upstream
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 AGENT = Path(__file__).parent / "agents" / "faulty_agent.py"
 TOKEN = "token-of-the-run"
-TIMEOUT_S = 8.0
+TIMEOUT_S = 15.0
 
 SETTINGS = f"""
 num_rollout_workers: 2
