@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_ray.errors import StorageError
+from gym_ray.rollouts.lock_wait import lock_in_time
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory
 
@@ -71,7 +72,7 @@ class CaptureOwner:
     def _one_at_a_time(self) -> Iterator[None]:
         descriptor = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
         with os.fdopen(descriptor, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_in_time(self._directory / "lock", lock.fileno(), FileCalls())
             yield
 
     def _others(self) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gym_ray import exact_json
+from gym_ray.rollouts.lock_wait import LOCK_TIMEOUT_S
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.record_reading import lines_between
 from gym_ray.rollouts.run_log import line_digest
@@ -35,10 +36,10 @@ def requeue_invalid_judge(paths: RunPaths, *, calls: FileCalls | None = None) ->
         calls: The seam to the operating system.
 
     Raises:
-        StorageError: A file cannot be read or written; no record is lost.
+        StorageError: A file cannot be read or written, or a process keeps its lock; no record is lost.
     """
     calls = calls or FileCalls()
-    sidecar, main = RecordFile(paths.failures, calls), RecordFile(paths.output, calls)
+    sidecar, main = (RecordFile(path, calls, lock_timeout_s=LOCK_TIMEOUT_S) for path in (paths.failures, paths.output))
     try:
         sidecar.repair()
         main.repair()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gym_ray import exact_json
 from gym_ray.errors import StorageError
+from gym_ray.rollouts.lock_wait import lock_in_time
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import write_all
 
@@ -30,13 +31,22 @@ class RecordFile:
         path: The file.
         calls: The seam to the operating system.
         check: Called under the file lock before anything is done; what it raises leaves the file as it is.
+        lock_timeout_s: How long to wait for the file lock; None for as long as others append one after the other, since
+            who asks again and again would come last.
 
     Raises:
         StorageError: The file is missing or cannot be opened.
     """
 
-    def __init__(self, path: Path, calls: FileCalls, check: Callable[[], None] = lambda: None) -> None:
-        self.path, self._calls, self._check = path, calls, check
+    def __init__(
+        self,
+        path: Path,
+        calls: FileCalls,
+        check: Callable[[], None] = lambda: None,
+        *,
+        lock_timeout_s: float | None = None,
+    ) -> None:
+        self.path, self._calls, self._check, self._lock_timeout_s = path, calls, check, lock_timeout_s
         self._threads = threading.Lock()
         self._acknowledged = 0  # where the last record ends that was stored or found here; the file never gets shorter
         try:
@@ -115,8 +125,13 @@ class RecordFile:
     def _locked(self) -> Iterator[None]:
         with self._threads:  # the file lock belongs to the open file, which this process's threads share
             try:
-                self._calls.lock_exclusive(self._fd, wait=True)
+                if self._lock_timeout_s is None:
+                    self._calls.lock_exclusive(self._fd, wait=True)
+                else:
+                    lock_in_time(self.path, self._fd, self._calls, timeout_s=self._lock_timeout_s)
             except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
                 raise StorageError(f"{self.path}: the file cannot be locked: {error}") from error
             try:
                 self._check_same_file()

@@ -61,11 +61,13 @@ class Recovered:
         state: The rows' state; not to be used while there are damaged lines.
         warnings: What is legal but surprising, one sentence each.
         damaged: Lines that are no records of this run.
+        lost: Rows whose result the index named, and which have none.
     """
 
     state: RunState
     warnings: list[str] = field(default_factory=list)
     damaged: list[DamagedLine] = field(default_factory=list)
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +96,30 @@ def drop_index(paths: RunPaths, calls: FileCalls | None = None) -> None:
         raise StorageError(f"{paths.index}: cannot be removed: {error}") from error
 
 
-def recover(paths: RunPaths, rows: MaterialisedRows, *, calls: FileCalls | None = None) -> Recovered:
+def recover(
+    paths: RunPaths, rows: MaterialisedRows, *, read_all: bool = False, calls: FileCalls | None = None
+) -> Recovered:
     """Return the state of a run whose files end with whole lines and frames; the run's lock is held.
 
     The index is whole when this returns: it was completed, or built again where it was missing or wrong. Records that
     were found without a frame have one now.
 
+    Args:
+        paths: The run's files.
+        rows: Its rows.
+        read_all: Read the outputs whole and build the index again, however good it looks.
+        calls: The seam to the operating system.
+
     Raises:
         InputError: Two rows have one key.
         StorageError: A file cannot be read or written, or the ledger is damaged or another run's.
     """
-    return _Recovery(paths, rows, calls or FileCalls()).run()
+    return _Recovery(paths, rows, read_all, calls or FileCalls()).run()
 
 
 class _Recovery:
-    def __init__(self, paths: RunPaths, rows: MaterialisedRows, calls: FileCalls) -> None:
-        self._paths, self._rows, self._calls = paths, rows, calls
+    def __init__(self, paths: RunPaths, rows: MaterialisedRows, read_all: bool, calls: FileCalls) -> None:
+        self._paths, self._rows, self._read_all, self._calls = paths, rows, read_all, calls
         self._found = Recovered(RunState.fresh(len(rows)))
         self._keys: RowKeys | None = None
         self._held: list[_Unlogged] = []
@@ -117,7 +127,6 @@ class _Recovery:
         self._twice = 0
         self._named = bytearray()
         self._left_out = array("Q")
-        self._last_start: Frame | None = None
 
     def run(self) -> Recovered:
         holes = self._take_in_index()
@@ -130,9 +139,7 @@ class _Recovery:
             for unlogged in self._held:
                 self._locate(unlogged)
             self._flush()
-        lost = sum(was > now for was, now in zip(self._named, self._found.state.done, strict=False))
-        if lost:
-            self._warn(f"{self._paths.output}: results that were stored and are gone: {lost}; their rows run again")
+        self._found.lost = sum(was > now for was, now in zip(self._named, self._found.state.done, strict=False))
         if self._left_out:
             lines = f"lines that belong to no row: {len(self._left_out)}, the first at byte {self._left_out[0]}"
             self._warn(f"{self._paths.failures}: {lines}; they are left out of account")
@@ -152,10 +159,11 @@ class _Recovery:
         if self._paths.index.exists():
             coverage = {file: Coverage() for file in FILES}
             problem = self._apply_index(coverage) or ""
-            holes = [] if problem else self._holes(coverage, sizes)
-            if holes is not None and not problem:
+            holes = None if problem else self._holes(coverage, sizes)
+            if holes is None:
+                problem = problem or "disagrees with the outputs, which are shorter or not the ones it was written for"
+            elif not self._read_all:
                 return holes
-            problem = problem or "disagrees with the outputs, which are shorter or not the ones it was written for"
             drop_index(self._paths, self._calls)
             self._named = self._found.state.done
             self._found, self._twice = Recovered(RunState.fresh(len(self._rows))), 0
@@ -264,36 +272,37 @@ class _Recovery:
             return
         wanted = {unlogged.id_digest: unlogged for unlogged in self._held if unlogged.id_digest is not None}
         several = len(self._held) - len(wanted)  # records of one attempt, or without an id: their rows are looked up
-        matched: set[int] = set()
+        matches: dict[int, tuple[Frame, _Unlogged]] = {}
+        last_start: Frame | None = None
         for block in read_blocks(self._paths.ledger, calls=self._calls):
             foreign = (block["ordinal"] >= len(self._rows)) | (block["kind"] == FrameKind.FINISHED)
             if foreign.any():
-                row = block["ordinal"][foreign][0]
-                raise StorageError(f"{self._paths.ledger}: a frame for row {row} is not one of this run")
+                problem = f"a frame for row {block['ordinal'][foreign][0]} is not one of this run"
+                raise StorageError(f"{self._paths.ledger}: {problem}")
             self._found.state.note_starts(block["ordinal"], block["attempt"])
             starts = block[block["kind"] == FrameKind.STARTED]
             if len(starts):
-                self._last_start = Frame.of(starts[-1])
+                last_start = Frame.of(starts[-1])
             if wanted and not several:
                 for frame in _with_digests(starts, wanted):
                     unlogged = wanted[frame.digest]
-                    if id(unlogged) not in matched:
-                        matched.add(id(unlogged))
-                        self._log(frame.ordinal, frame.attempt, unlogged.written)
-        self._held = [unlogged for unlogged in self._held if id(unlogged) not in matched]
-        self._check_last_start()
+                    matches.setdefault(id(unlogged), (frame, unlogged))
+        if last_start is not None:
+            self._check_start(last_start)
+        for frame, _ in matches.values():
+            self._check_start(frame)
+        for frame, unlogged in matches.values():
+            self._log(frame.ordinal, frame.attempt, unlogged.written)
+        self._held = [unlogged for unlogged in self._held if id(unlogged) not in matches]
 
-    def _check_last_start(self) -> None:
-        frame = self._last_start
-        if frame is None:
-            return
+    def _check_start(self, frame: Frame) -> None:
         try:
             rollout_id = self._rows.attempt(frame.ordinal, frame.attempt).rollout_id
         except InputError:
             return  # a damaged row cannot tell; it is named when it is dispatched
         if rollout_digest(rollout_id) != frame.digest:
             raise StorageError(
-                f"{self._paths.ledger}: its last start is not one of row {frame.ordinal + 1} of {self._rows.path}; "
+                f"{self._paths.ledger}: a start in it is not one of row {frame.ordinal + 1} of {self._rows.path}; "
                 "the ledger belongs to other rows. Restore the files of one run, or start afresh"
             )
 

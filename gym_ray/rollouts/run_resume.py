@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.lock_wait import LOCK_TIMEOUT_S
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.record_reading import line_number
-from gym_ray.rollouts.recovery import DamagedLine, Recovered, drop_index, recover
+from gym_ray.rollouts.recovery import Recovered, recover
 from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest, read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, create_outputs, remove_left_overs
@@ -22,7 +23,7 @@ from gym_ray.rollouts.run_state import RunState
 from gym_ray.rollouts.salvage import damaged_frames, set_damaged_lines_aside, take_damaged_frames_out
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["RunResume", "can_resume", "resume_run"]
+__all__ = ["RunResume", "can_resume", "opened_rows", "resume_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ def resume_run(
 ) -> RunResume:
     """Repair what a crash left torn and find out what is done, failed and pending; no record is lost or rewritten.
 
+    What is refused for its rows is refused before anything changes. A later refusal leaves torn tails cut off and the
+    index complete or built again, and nothing that a resume of the restored files would take for something else.
+
     A run of the peer, which has no run directory, is taken up by reading its outputs (D49). Reads at most 128 bytes for
     each finished rollout and 1 MiB, plus the records that were durable and not yet logged when a process died.
 
@@ -76,30 +80,58 @@ def resume_run(
     if not can_resume(paths):
         missing = paths.output if paths.materialised.is_file() else paths.materialised
         raise InputError(missing, 0, "", "there is no run to resume here: the file is missing; start the run afresh")
-    manifest = read_manifest(paths)
+    with opened_rows(paths) as rows:
+        known = read_manifest(paths)
+        manifest, warnings = known or _new_manifest(rows), _made_whole(paths, calls)
+        if known is not None and not paths.ledger.exists() and calls.stat(str(paths.output)).st_size:
+            warnings.append(f"{paths.ledger}: is missing; attempts that were killed without a record may run again")
+        manifest = _with_whole_ledger(paths, manifest, salvage, calls)
+        found = _recover(paths, rows, salvage, known is not None, calls)
+        _allow_for_lost_starts(found.state, manifest.ledger_frames_lost)
+        if claim is not None:
+            claim(rows, found.state)
+        # Last, since a start that is refused must neither bind the outputs to rows that are not theirs, nor hide that
+        # there was no ledger.
+        LedgerLog(paths.ledger, calls=calls).close()
+        if not paths.manifest.exists():
+            publish_manifest(paths, manifest, calls=calls)
+        return RunResume(manifest.run_id, len(rows), found.state, (*warnings, *found.warnings))
+
+
+def opened_rows(paths: RunPaths) -> MaterialisedRows:
+    """Open the rows of a run, and refuse those that are not the ones that its manifest names; nothing has changed.
+
+    Raises:
+        InputError: The rows cannot be used, or are another run's.
+        StorageError: A file cannot be read, or the index of the rows not written.
+    """
+    rows, manifest = MaterialisedRows.of(paths), read_manifest(paths)
+    if manifest is None or manifest.rows == len(rows):
+        return rows
+    problem = f"the run has {manifest.rows} rows, but {paths.materialised} has {len(rows)}"
+    rows.close()
+    raise InputError(paths.manifest, 0, "rows", f"{problem}; restore the files of one run, or start afresh")
+
+
+def _new_manifest(rows: MaterialisedRows) -> RunManifest:
+    return RunManifest(uuid.uuid4().hex, datetime.now(UTC).isoformat(), "", len(rows), None, rows.sha256)
+
+
+def _made_whole(paths: RunPaths, calls: FileCalls) -> list[str]:
+    """Create what is missing and repair what a crash left torn; return one sentence about each repair."""
     try:
         remove_left_overs(paths)
         create_outputs(paths, calls)
     except OSError as error:
         raise StorageError(f"{paths.output}: the run cannot be resumed: {error}") from error
-    warnings = _repair(paths, calls)
-    if manifest is not None and not paths.ledger.exists() and calls.stat(str(paths.output)).st_size:
-        warnings.append(f"{paths.ledger}: is missing; attempts that were killed without a record may run again")
-    with MaterialisedRows.of(paths) as rows:
-        manifest = _checked(paths, manifest, rows, calls)
-        manifest = _with_whole_ledger(paths, manifest, salvage, calls)
-        found = _recover(paths, rows, salvage, calls)
-        _allow_for_lost_starts(found.state, manifest.ledger_frames_lost)
-        if claim is not None:
-            claim(rows, found.state)
-        return RunResume(manifest.run_id, len(rows), found.state, (*warnings, *found.warnings))
+    return _repair(paths, calls)
 
 
 def _repair(paths: RunPaths, calls: FileCalls) -> list[str]:
     """Make every file of lines end with a whole line (D50)."""
     told = []
     for path in (paths.output, paths.failures, paths.sources):
-        file, before = RecordFile(path, calls), calls.stat(str(path)).st_size
+        file, before = RecordFile(path, calls, lock_timeout_s=LOCK_TIMEOUT_S), calls.stat(str(path)).st_size
         try:
             after = file.repair()
         finally:
@@ -111,17 +143,6 @@ def _repair(paths: RunPaths, calls: FileCalls) -> list[str]:
     return told
 
 
-def _checked(paths: RunPaths, manifest: RunManifest | None, rows: MaterialisedRows, calls: FileCalls) -> RunManifest:
-    if manifest is None:
-        begun_at = datetime.now(UTC).isoformat()
-        manifest = RunManifest(uuid.uuid4().hex, begun_at, "", len(rows), None, rows.sha256)
-        publish_manifest(paths, manifest, calls=calls)
-    elif manifest.rows != len(rows):
-        problem = f"the run has {manifest.rows} rows, but {paths.materialised} has {len(rows)}"
-        raise InputError(paths.manifest, 0, "rows", f"{problem}; restore the files of one run, or start afresh")
-    return manifest
-
-
 def _with_whole_ledger(paths: RunPaths, manifest: RunManifest, salvage: bool, calls: FileCalls) -> RunManifest:
     """Cut a torn tail off the ledger; with ``salvage``, take damaged frames out of its middle and count them."""
     lost = damaged_frames(paths.ledger) if salvage else 0
@@ -129,31 +150,36 @@ def _with_whole_ledger(paths: RunPaths, manifest: RunManifest, salvage: bool, ca
         manifest = dataclasses.replace(manifest, ledger_frames_lost=manifest.ledger_frames_lost + lost)
         publish_manifest(paths, manifest, calls=calls)  # first: a frame may be counted twice, but never forgotten
         take_damaged_frames_out(paths.ledger, paths, calls=calls)
-    LedgerLog(paths.ledger, calls=calls).close()
+    if paths.ledger.exists():
+        LedgerLog(paths.ledger, calls=calls).close()
     return manifest
 
 
-def _recover(paths: RunPaths, rows: MaterialisedRows, salvage: bool, calls: FileCalls) -> Recovered:
-    if salvage:
-        drop_index(paths, calls)  # it would keep damage from being seen that came after its frames
-    found = recover(paths, rows, calls=calls)
-    if not found.damaged:
-        return found
-    if not salvage:
-        raise _refusal(paths, found.damaged)
-    told = set_damaged_lines_aside(paths, found.damaged, calls=calls)
-    found = recover(paths, rows, calls=calls)
+def _recover(
+    paths: RunPaths, rows: MaterialisedRows, salvage: bool, rows_are_known: bool, calls: FileCalls
+) -> Recovered:
+    # Without a manifest nothing says that the index counts in these rows. And a salvage does not trust it: it would
+    # keep damage from being seen that came after its frames.
+    found = recover(paths, rows, read_all=salvage or not rows_are_known, calls=calls)
+    told = []
+    if found.lost:
+        told.append(f"{paths.output}: results that were stored and are gone: {found.lost}; their rows run again")
+    if found.damaged and salvage:
+        told += set_damaged_lines_aside(paths, found.damaged, calls=calls)
+        found = recover(paths, rows, calls=calls)
     if found.damaged:
-        raise _refusal(paths, found.damaged)
+        raise _refusal(paths, found)
     found.warnings[:0] = told
     return found
 
 
-def _refusal(paths: RunPaths, damaged: list[DamagedLine]) -> InputError:
-    first = damaged[0]
+def _refusal(paths: RunPaths, found: Recovered) -> InputError:
+    first, damaged = found.damaged[0], found.damaged
     path: Path = paths.output_of(first.file)
     more = f" ({len(damaged) - 1} more such lines)" if len(damaged) > 1 else ""
     problem = f"the line {first.problem}{more}; restore the file, or resume with --salvage to set such lines aside"
+    if found.lost:  # said here, since the index that named them is built again by now
+        problem += f". Results that its index named and that are gone: {found.lost}"
     return InputError(path, line_number(path, first.offset), "", problem)
 
 

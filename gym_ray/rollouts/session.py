@@ -27,7 +27,7 @@ from gym_ray.rollouts.run_index import IndexLog
 from gym_ray.rollouts.run_log import RunOutputs
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_resume import can_resume, resume_run
+from gym_ray.rollouts.run_resume import can_resume, opened_rows, resume_run
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_state import RunState
 from gym_ray.rollouts.token_delivery import TokenPlan
@@ -125,6 +125,7 @@ class RunSession:
 
     def _resume(self, lock: RunLock) -> SessionStart:
         if self.plan.retry_invalid_judge_responses:
+            opened_rows(self.plan.paths).close()  # what is refused for its rows is refused before records move
             requeue_invalid_judge(self.plan.paths)
         found = resume_run(lock, salvage=self.plan.salvage, claim=self._claim_unfinished)
         self._state = found.state

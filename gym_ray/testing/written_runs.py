@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gym_ray import exact_json
@@ -16,9 +18,10 @@ from gym_ray.rollouts.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
 from gym_ray.rollouts.run_resume import RunResume, resume_run
 from gym_ray.rollouts.run_start import RunLock, begin_run
+from gym_ray.rollouts.run_state import RunState
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["UnsyncedCalls", "WrittenRun", "resumed"]
+__all__ = ["STORY", "UnsyncedCalls", "WrittenRun", "facts", "resumed", "story"]
 
 
 class UnsyncedCalls(FileCalls):
@@ -99,6 +102,37 @@ def resumed(paths: RunPaths, *, salvage: bool = False, calls: FileCalls | None =
     """Resume a run under its lock and return what was found; nothing stays open."""
     with RunLock(paths) as lock:
         return resume_run(lock, salvage=salvage, calls=calls)
+
+
+def facts(state: RunState) -> dict[str, list[int]]:
+    """Return all that a state says of its rows."""
+    return {name: list(getattr(state, name)) for name in ("done", "attempts", "failures", "terminal", "last_class")}
+
+
+def story(root: Path) -> RunPaths:
+    """A run that died: every kind of row, one record that was durable but not logged, one start without an end."""
+    with WrittenRun(root, 6, calls=UnsyncedCalls()) as run:
+        run.finish(0, 0, reward=1.0)
+        run.finish(1, 0, _ng_failure_class="agent_timeout")
+        run.start(4, 0)
+        run.record(4, 0, reward=0.5, text="ä\u2028")
+        run.finish(1, 1, reward=0.0)
+        run.finish(2, 0, _ng_failure_class="judge_failed", _ng_failure_terminal=True)
+        run.start(3, 0)
+        run.outputs.append_source(b'{"rollout_id": "0-0"}')
+        return run.paths
+
+
+STORY: Mapping[str, list[int]] = MappingProxyType(
+    {
+        "done": [1, 1, 0, 0, 1, 0],
+        "attempts": [1, 2, 1, 1, 1, 0],
+        "failures": [0, 1, 1, 0, 0, 0],
+        "terminal": [0, 0, 3, 0, 0, 0],
+        "last_class": [0, 3, 4, 0, 0, 0],
+    }
+)
+"""What a resume of :func:`story` finds."""
 
 
 def _input(root: Path, rows: int) -> Path:

@@ -23,36 +23,9 @@ from gym_ray.rollouts.run_resume import RunResume, can_resume, resume_run
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_state import RunState
 from gym_ray.storage.calls import FileCalls
-from gym_ray.testing.written_runs import UnsyncedCalls, WrittenRun, resumed
+from gym_ray.testing.written_runs import STORY, UnsyncedCalls, WrittenRun, facts, resumed, story
 
 FAST = UnsyncedCalls()
-
-
-def facts(state: RunState) -> dict[str, list[int]]:
-    return {name: list(getattr(state, name)) for name in ("done", "attempts", "failures", "terminal", "last_class")}
-
-
-def story(root: Path) -> RunPaths:
-    """A run that died: every kind of row, one record that was durable but not logged, one start without an end."""
-    with WrittenRun(root, 6, calls=FAST) as run:
-        run.finish(0, 0, reward=1.0)
-        run.finish(1, 0, _ng_failure_class="agent_timeout")
-        run.start(4, 0)
-        run.record(4, 0, reward=0.5, text="ä\u2028")
-        run.finish(1, 1, reward=0.0)
-        run.finish(2, 0, _ng_failure_class="judge_failed", _ng_failure_terminal=True)
-        run.start(3, 0)
-        run.outputs.append_source(b'{"rollout_id": "0-0"}')
-        return run.paths
-
-
-STORY = {
-    "done": [1, 1, 0, 0, 1, 0],
-    "attempts": [1, 2, 1, 1, 1, 0],
-    "failures": [0, 1, 1, 0, 0, 0],
-    "terminal": [0, 0, 3, 0, 0, 0],
-    "last_class": [0, 3, 4, 0, 0, 0],
-}
 
 
 def test_a_resume_finds_what_is_done_failed_and_pending(tmp_path: Path) -> None:
@@ -254,7 +227,7 @@ def test_a_ledger_of_other_rows_is_refused(tmp_path: Path) -> None:
     with RunLock(paths) as lock:
         begin_run(lock, source, RowOptions())
     paths.ledger.write_bytes(frame)
-    with pytest.raises(StorageError, match="its last start is not one of row 9"):
+    with pytest.raises(StorageError, match="a start in it is not one of row 9"):
         resumed(paths)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gym_ray import exact_json
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.rows import RowOptions
@@ -193,3 +194,19 @@ async def test_a_line_that_is_no_record_stops_the_start_and_is_named(tmp_path: P
     start, ran = await run(plan(tmp_path, resume=True, salvage=True))
     assert (start.done, ran) == (4, [])
     assert any("damaged" in warning for warning in start.warnings)
+
+
+async def test_rows_of_another_run_are_refused_before_invalid_verdicts_move(tmp_path: Path) -> None:
+    wanted = plan(tmp_path)
+    await run(wanted)
+    main = b"".join(
+        exact_json.dumps({**json.loads(line), "invalid_judge_response": True}) + b"\n"
+        for line in wanted.paths.output.read_bytes().splitlines()
+    )
+    wanted.paths.output.write_bytes(main)
+    wanted.paths.materialised.write_bytes(wanted.paths.materialised.read_bytes() + b"{}\n")
+    session = RunSession(replace(wanted, resume=True, retry_invalid_judge_responses=True))
+    with pytest.raises(InputError, match="materialized_inputs"):
+        session.begin()
+    session.close()
+    assert (wanted.paths.output.read_bytes(), wanted.paths.failures.read_bytes()) == (main, b"")
