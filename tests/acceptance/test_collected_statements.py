@@ -74,7 +74,11 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{EXPANDED}test_an_index_that_a_caller_uses_is_never_handed_out",
         f"{EXPANDED}test_two_callers_forms_of_one_index_share_their_repeats",
     ),
-    "9": (VECTORS_ROWS, f"{EXPANDED}test_an_entry_of_repeats_that_matches_nothing_warns"),
+    "9": (
+        VECTORS_ROWS,
+        f"{EXPANDED}test_an_entry_of_repeats_that_matches_nothing_warns",
+        f"{ROLLOUTS}/test_row_options.py::test_the_agent_that_runs_a_row_comes_before_the_name_that_the_row_gave",
+    ),
     "10": (VECTORS_ROWS, f"{EXPANDED}test_every_expansion_has_unique_ids_and_a_stable_order"),
     "11": (VECTORS_ROWS, f"{EXPANDED}test_every_expansion_has_unique_ids_and_a_stable_order"),
     "12": (
@@ -370,14 +374,24 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{BUILD}test_a_trajectory_that_is_no_object_is_none",
         f"{BUILD}test_observations_that_are_none_stay_as_they_came",
     ),
-    "87-90": (PIPELINE, f"{REAL_RUN}test_a_finished_rollout_is_the_record_that_the_peer_stored"),
+    "87-90": (
+        PIPELINE,
+        f"{REAL_RUN}test_a_finished_rollout_is_the_record_that_the_peer_stored",
+        f"{EVIDENCE}/trajectory/test_tool_calls.py::test_the_last_output_of_the_calls_own_invocation_counts",
+        f"{EVIDENCE}/trajectory/test_tool_calls.py::test_what_was_observed_goes_over_what_was_produced_field_by_field",
+    ),
     "91": (
         PIPELINE,
         f"{BUILD}test_a_producers_call_is_found_by_server_and_answer_too",
         f"{BUILD}test_a_pair_that_names_two_calls_names_none",
     ),
     "92": (PIPELINE, f"{BUILD}test_a_foreign_attachment_is_checked_and_loses_its_payloads"),
-    "93": (PIPELINE, f"{BUILD}test_owned_calls_become_turns_numbered_by_invocation"),
+    "93": (
+        PIPELINE,
+        f"{BUILD}test_owned_calls_become_turns_numbered_by_invocation",
+        f"{EVIDENCE}/trajectory/test_turns.py::test_a_turn_begins_when_its_call_did_else_when_it_ended",
+        f"{EVIDENCE}/trajectory/test_turns.py::test_a_call_without_an_answer_is_no_turn_and_the_last_turn_is_resolved",
+    ),
     "94": (
         PIPELINE,
         f"{EVIDENCE}/trajectory/test_splitting.py::test_what_was_asked",
@@ -402,6 +416,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{BUILD}test_a_foreign_attachment_that_makes_no_trajectory_says_so_itself",
         f"{BUILD}test_nothing_in_a_reply_costs_its_record",
         f"{OBSERVED}/test_gaps.py::test_every_code_has_one_name",
+        f"{EVIDENCE}/test_unforeseen.py::test_a_bare_trajectory_tells_it_where_there_is_neither",
     ),
     # Figures.
     "103-105": (
@@ -556,6 +571,8 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "170": (
         f"{REPORT}test_severity_counts_findings_of_rollouts_and_tasks",
         "cli/test_eval_health.py::test_the_exit_code_follows_the_worst_finding",
+        f"{EVIDENCE}/health/test_rules.py::test_what_speaks_against_the_evidence_is_an_error",
+        f"{EVIDENCE}/health/test_rules.py::test_what_may_be_the_models_fault_is_a_warning",
     ),
     # What texts say against each other.
     "171-172": (PIPELINE, f"{BUILD}test_turns_are_not_derived_where_that_is_switched_off"),
