@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.dialects import chat, messages, responses
 
-__all__ = ["Answer", "finish_reason", "parse_arguments", "read_answer", "reasoning", "tool_calls"]
-
+__all__ = ["finish_reason", "parse_arguments", "read_answer", "reasoning", "tool_calls"]
 
 _DEEPEST_LEVELS = 128
 """Arguments that nest deeper, as those of a model that loops do, could not be stored in a record."""
@@ -27,35 +26,26 @@ def _dialect_of(response: dict[str, Any]) -> ModuleType | None:
     return messages if isinstance(response.get("content"), list) else None
 
 
-class Answer(NamedTuple):
-    """What an answer says, beside its payload (A99, A101-A103).
+def read_answer(response: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]], str | None]:
+    """Return finish reason, tool calls and reasoning of an answer, as the functions of these names do.
 
-    Attributes:
-        finish_reason: As :func:`finish_reason`.
-        tool_calls: As :func:`tool_calls`.
-        reasoning: As :func:`reasoning`.
+    Every call that is captured comes through here, so it walks over an answer once.
     """
-
-    finish_reason: str | None
-    tool_calls: list[dict[str, Any]]
-    reasoning: str | None
-
-
-def read_answer(response: dict[str, Any]) -> Answer:
-    """Read all of an answer at once; every call that is captured comes through here."""
-    dialect = _dialect_of(response)
-    if dialect is responses:
+    reason = finish_reason(response)
+    if isinstance(response.get("output"), list):
         calls, texts = responses.calls_and_thoughts(response)
-        return Answer(finish_reason(response), _tool_calls(calls) if calls else [], _joined(texts) if texts else None)
+        return reason, _tool_calls(calls) if calls else [], _joined(texts) if texts else None
+    dialect = _dialect_of(response)
     if dialect is None:
-        return Answer(finish_reason(response), [], None)
-    return Answer(
-        finish_reason(response), _tool_calls(dialect.tool_calls(response)), _joined(dialect.reasoning_texts(response))
-    )
+        return reason, [], None
+    return reason, _tool_calls(dialect.tool_calls(response)), _joined(dialect.reasoning_texts(response))
 
 
 def finish_reason(response: dict[str, Any]) -> str | None:
     """Return the first of stop reason, first choice's finish reason, and reason of incompleteness (A99)."""
+    get = response.get
+    if get("stop_reason") is None and get("choices") is None and get("incomplete_details") is None:
+        return None  # as most answers of the Responses dialect, for less than it takes to ask each dialect
     return messages.finish_reason(response) or chat.finish_reason(response) or responses.finish_reason(response)
 
 
@@ -73,7 +63,11 @@ def reasoning(response: dict[str, Any]) -> str | None:
 
 def _tool_calls(calls: Iterable[tuple[Any, Any, Any]]) -> list[dict[str, Any]]:
     return [
-        {"call_id": _text(call_id), "name": _text(name), "arguments": parse_arguments(arguments)}
+        {
+            "call_id": call_id if isinstance(call_id, str) else None,
+            "name": name if isinstance(name, str) else None,
+            "arguments": parse_arguments(arguments),
+        }
         for call_id, name, arguments in calls
     ]
 
@@ -96,7 +90,3 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
     if parsed is None or (len(arguments) > _DEEPEST_LEVELS and exact_json.nests_deeper(parsed, _DEEPEST_LEVELS)):
         return {"_raw": arguments}
     return parsed
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None

@@ -325,6 +325,7 @@ def _thoughts(item: dict[str, Any]) -> list[Any]:
     for member in ("summary", "content"):
         parts = item.get(member)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        if texts and any(isinstance(text, str) and text for text in texts):
-            break
+        for text in texts:
+            if isinstance(text, str) and text:
+                return texts
     return texts

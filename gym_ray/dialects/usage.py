@@ -45,7 +45,7 @@ _REASONING = ("reasoning_tokens",)
 
 def count(value: object) -> int | None:
     """Return a value that is a count (a JSON integer of at least 0), else None; a boolean is none (A105)."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def token_counts(usage: object) -> TokenCounts:
@@ -58,8 +58,8 @@ def count_values(usage: object) -> _Counts:
     if not isinstance(usage, dict) or not usage:
         return _NOTHING
     get = usage.get
-    prompt, given = _details(usage, "prompt_tokens_details"), _details(usage, "input_tokens_details")
-    tokens_in = _tokens_in(usage, openai_style=prompt is not None or given is not None)
+    prompt, given = get("prompt_tokens_details"), get("input_tokens_details")
+    tokens_in = _tokens_in(usage, openai_style=isinstance(prompt, dict) or isinstance(given, dict))
     tokens_out = _first(usage, _GENERATED)
     total = count(get("total_tokens"))
     if total is None and tokens_in is not None and tokens_out is not None:
@@ -67,25 +67,21 @@ def count_values(usage: object) -> _Counts:
     cached = _first(prompt, _CACHED)
     if cached is None and (cached := _first(given, _CACHED)) is None:
         cached = _first(usage, _CACHED_ABOVE)
-    reasoning = _first(_details(usage, "output_tokens_details"), _REASONING)
-    if reasoning is None and (reasoning := _first(_details(usage, "completion_tokens_details"), _REASONING)) is None:
+    reasoning = _first(get("output_tokens_details"), _REASONING)
+    if reasoning is None and (reasoning := _first(get("completion_tokens_details"), _REASONING)) is None:
         reasoning = count(get("reasoning_output_tokens"))
     cache_hit = None if cached is None else cached > 0
     return tokens_in, tokens_out, reasoning, total, cached, cache_hit, count(get("cache_creation_input_tokens"))
 
 
-def _first(holder: dict[str, Any] | None, names: tuple[str, ...]) -> int | None:
-    """Return the first of these members that is a count."""
-    if holder is not None:
+def _first(holder: object, names: tuple[str, ...]) -> int | None:
+    """Return the first of these members that is a count, None where there is no object to have them."""
+    if isinstance(holder, dict):
         for name in names:
-            if (found := count(holder.get(name))) is not None:
-                return found
+            value = holder.get(name)
+            if type(value) is int and value >= 0:  # a count, and most are: asked here, for less than a call
+                return value
     return None
-
-
-def _details(usage: dict[str, Any], name: str) -> dict[str, Any] | None:
-    value = usage.get(name)
-    return value if isinstance(value, dict) else None
 
 
 def _tokens_in(usage: dict[str, Any], *, openai_style: bool) -> int | None:

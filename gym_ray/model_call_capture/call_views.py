@@ -14,13 +14,25 @@ from gym_ray.model_call_capture.records import (
     ModelCallRecord,
     build_record,
     derived_fields,
-    payloads_of,
 )
 
 __all__ = ["CallView", "build_view", "read_views"]
 
 _SOURCES = (None, "upstream", "local")
+_SHORT_TEXTS = (
+    "model_call_id",
+    "response_id",
+    "client_session_id",
+    "model",
+    "dialect",
+    "response_status",
+    "finish_reason",
+    "local_response_reason",
+    "error_category",
+)
+_OPTIONAL_TEXT = frozenset({str, type(None)})
 _OPTIONAL_INTEGER = frozenset({int, type(None)})
+_OPTIONAL_FLAG = frozenset({bool, type(None)})
 _OPTIONAL_FLOAT = frozenset({float, type(None)})
 
 
@@ -45,16 +57,29 @@ class CallView(NamedTuple):
         return {name: whole[name] for name in ModelCallRecord.model_fields}
 
 
-def build_view(exchange: dict[str, Any], call_index: int) -> CallView:
+def build_view(exchange: dict[str, Any], call_index: int, *, is_unicode: bool = False) -> CallView:
     """Read one raw exchange; the same as the JSON of its record.
+
+    Args:
+        exchange: The exchange.
+        call_index: Place of its line in the capture file.
+        is_unicode: None of its texts can hold a lone surrogate, so that none needs to be looked at.
 
     Raises:
         ValueError: As :func:`~gym_ray.model_call_capture.records.build_record`.
     """
-    fields, payloads = derived_fields(exchange, call_index), payloads_of(exchange)
-    if not (_has_plain_texts(fields, payloads) and _with_record_values(fields)):
-        fields = build_record(exchange, call_index).as_json(include_payloads=False)
-    return CallView(fields, *payloads.values())
+    fields = derived_fields(exchange, call_index)
+    get = exchange.get
+    view = CallView(
+        fields,
+        value if isinstance(value := get("request"), dict) else None,
+        value if isinstance(value := get("response"), dict) else None,
+        value if isinstance(value := get("request_raw"), str) else None,
+        value if isinstance(value := get("response_raw"), str) else None,
+    )
+    if _with_record_values(fields, is_unicode) and (is_unicode or _has_plain_texts(view)):
+        return view
+    return view._replace(fields=build_record(exchange, call_index).as_json(include_payloads=False))
 
 
 def read_views(data: bytes) -> tuple[list[CallView], int]:
@@ -64,41 +89,30 @@ def read_views(data: bytes) -> tuple[list[CallView], int]:
     """
     views: list[CallView] = []
     unreadable = 0
-    for index, exchange in iterate_exchanges(data):
+    for index, exchange, is_unicode in iterate_exchanges(data):
         if exchange is None:
             unreadable += 1
             continue
         try:
-            views.append(build_view(exchange, index))
+            views.append(build_view(exchange, index, is_unicode=is_unicode))
         except ValueError:
             unreadable += 1  # counted, and reported as a gap by whoever reads
     return views, unreadable
 
 
-def _has_plain_texts(fields: dict[str, Any], payloads: dict[str, Any]) -> bool:
-    """Whether every short text is one, or None, and ASCII, and every other holds no lone surrogate (as records ask).
+def _has_plain_texts(view: CallView) -> bool:
+    """Whether every short text is ASCII, and no other holds a lone surrogate (as records ask).
 
     What is not plain may be right all the same.
     """
-    texts = [
-        fields["model_call_id"],
-        fields["response_id"],
-        fields["client_session_id"],
-        fields["model"],
-        fields["dialect"],
-        fields["response_status"],
-        fields["finish_reason"],
-        fields["local_response_reason"],
-        fields["error_category"],
-        *(payloads["request"] or ()),
-        *(payloads["response"] or ()),
-    ]
+    fields = view.fields
+    short = [fields[name] or "" for name in _SHORT_TEXTS]
     for call in fields["tool_calls"]:
-        texts += (call["call_id"], call["name"], *call["arguments"])
+        short += (call["call_id"] or "", call["name"] or "")
     try:
-        if not "".join([text for text in texts if text is not None]).isascii():
+        if not "".join([*short, *(view.request or ()), *(view.response or ())]).isascii():
             return False
-        for text in (fields["reasoning_content"], payloads["request_raw"], payloads["response_raw"]):
+        for text in (fields["reasoning_content"], view.request_raw, view.response_raw):
             if text is not None and not text.isascii():
                 text.encode()
     except (TypeError, UnicodeEncodeError):
@@ -106,21 +120,28 @@ def _has_plain_texts(fields: dict[str, Any], payloads: dict[str, Any]) -> bool:
     return True
 
 
-def _with_record_values(fields: dict[str, Any]) -> bool:
+def _with_record_values(fields: dict[str, Any], is_unicode: bool) -> bool:
     """Bring server, times and latencies into the form that they have in a record; False where that is not plain."""
-    server, attempted = fields["model_ref"], fields["upstream_attempted"]
+    server = fields["model_ref"]
     if server is not None:
         if type(server) is not dict or len(server) != 2 or server.get("type") != "responses_api_models":
             return False
         name = server.get("name")
-        if type(name) is not str or not name.isascii():
+        if type(name) is not str or not (is_unicode or name.isascii()):
             return False
         fields["model_ref"] = {"type": "responses_api_models", "name": name}
+    # Written out, one by one: this runs for every captured call, and a loop takes twice as long.
     if (
-        not (attempted is None or type(attempted) is bool)
+        type(fields["model_call_id"]) not in _OPTIONAL_TEXT
+        or type(fields["dialect"]) not in _OPTIONAL_TEXT
+        or type(fields["local_response_reason"]) not in _OPTIONAL_TEXT
+        or type(fields["error_category"]) not in _OPTIONAL_TEXT
+        or type(fields["upstream_attempted"]) not in _OPTIONAL_FLAG
         or fields["response_source"] not in _SOURCES
-        or not _OPTIONAL_INTEGER.issuperset((type(fields["status_code"]), type(fields["upstream_status_code"])))
-        or not _OPTIONAL_FLOAT.issuperset((type(fields["latency_total_ms"]), type(fields["latency_ttft_ms"])))
+        or type(fields["status_code"]) not in _OPTIONAL_INTEGER
+        or type(fields["upstream_status_code"]) not in _OPTIONAL_INTEGER
+        or type(fields["latency_total_ms"]) not in _OPTIONAL_FLOAT
+        or type(fields["latency_ttft_ms"]) not in _OPTIONAL_FLOAT
     ):
         return False
     for name in ("started_at", "completed_at"):

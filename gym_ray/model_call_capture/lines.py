@@ -43,18 +43,21 @@ def iterate_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
         index += 1
 
 
-def iterate_exchanges(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield every line of a capture file with its index, parsed, None where it holds no JSON object (A70b).
+def iterate_exchanges(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None, bool]]:
+    """Yield every line of a capture file as ``(index, exchange, is_unicode)`` (A70b).
 
-    The index counts non-blank lines, damaged ones too.
+    The index counts non-blank lines, damaged ones too. The exchange is None where a line holds no JSON object. The last
+    is True where no text of the exchange can hold a lone surrogate, as those of hardly any do.
     """
     fast = exact_json.loads_within(data)
+    is_strict = fast is not exact_json.loads
     for index, line in iterate_lines(data):
+        is_unicode = is_strict
         try:
             exchange = fast(line)
         except ValueError:
-            exchange = exact_json.loads_object(line)
-        yield index, exchange if isinstance(exchange, dict) else None
+            exchange, is_unicode = exact_json.loads_object(line), False
+        yield index, exchange if isinstance(exchange, dict) else None, is_unicode
 
 
 def parse_lines(data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], int]:
@@ -66,7 +69,7 @@ def parse_lines(data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """
     exchanges: list[tuple[int, dict[str, Any]]] = []
     invalid = 0
-    for index, exchange in iterate_exchanges(data):
+    for index, exchange, _ in iterate_exchanges(data):
         if exchange is None:
             invalid += 1
         else:

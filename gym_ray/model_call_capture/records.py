@@ -125,6 +125,7 @@ class ModelCallRecord(BaseModel):
 
 
 _NO_FIELDS: dict[str, Any] = {name: None for name in ModelCallRecord.model_fields if name not in PAYLOAD_FIELDS}
+_NO_ANSWER: dict[str, Any] = {}
 
 
 def build_record(exchange: dict[str, Any], call_index: int) -> ModelCallRecord:
@@ -157,18 +158,23 @@ def derived_fields(exchange: dict[str, Any], call_index: int) -> dict[str, Any]:
     What the handler knew of tokens goes before what it told its client; null there says that nobody counted (W13).
     """
     get = exchange.get
-    request, answer = _object(get("request")) or {}, _object(get("response")) or {}
+    request, answer = get("request"), get("response")
+    if not isinstance(answer, dict):
+        answer = _NO_ANSWER
     said = answer.get
+    model = said("model")
+    if not isinstance(model, str) or not model:
+        model = _text(request.get("model")) if isinstance(request, dict) else None
     fields = _NO_FIELDS.copy()  # copied and filled: this runs for every captured line, and a literal takes longer
     fields["model_call_id"] = get("model_call_id")
-    fields["response_id"] = _text(said("id"))
-    fields["client_session_id"] = _text(get("client_session_id"))
+    fields["response_id"] = value if isinstance(value := said("id"), str) else None
+    fields["client_session_id"] = value if isinstance(value := get("client_session_id"), str) else None
     fields["call_index"] = call_index
     fields["model_ref"] = get("model_ref")
-    fields["model"] = _text(said("model")) or _text(request.get("model"))
+    fields["model"] = model
     fields["dialect"] = get("dialect")
     fields["status_code"] = get("status_code")
-    fields["response_status"] = _text(said("status"))
+    fields["response_status"] = value if isinstance(value := said("status"), str) else None
     fields["finish_reason"], fields["tool_calls"], fields["reasoning_content"] = reading.read_answer(answer)
     fields["upstream_attempted"] = get("upstream_attempted")
     fields["response_source"] = get("response_source")
@@ -268,15 +274,15 @@ def aggregate_model_call_records(calls: Iterable[ModelCallRecord]) -> dict[str, 
 
 def aggregate_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Add up calls that are JSON objects, as :func:`aggregate_model_call_records` says."""
-    totals: dict[str, Any] = {name: _sum([call[name] for call in calls]) for name in _SUMMED}
-    latency = _sum([call[_LATENCY] for call in calls])
+    totals: dict[str, Any] = {name: _sum(calls, name) for name in _SUMMED}
+    latency = _sum(calls, _LATENCY)
     totals[_LATENCY] = None if latency is None else round(latency, 2)
     totals["num_calls"] = len(calls)
     return totals
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _sum(calls: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    known = [value for call in calls if (value := call[name]) is not None]
     return sum(known) if known else None
 
 

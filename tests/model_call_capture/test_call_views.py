@@ -123,3 +123,21 @@ def test_what_cannot_be_read_is_counted_and_keeps_its_place() -> None:
     views, unreadable = read_views(data)
     assert [(view.fields["call_index"], view.fields["status_code"]) for view in views] == [(0, 200), (3, 2**70)]
     assert unreadable == 2
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(fields, odd, max_size=4), st.sets(fields, max_size=4))
+def test_a_line_says_what_its_record_says(changed: dict[str, Any], left_out: set[str]) -> None:
+    exchange = {name: value for name, value in (CALL | changed).items() if name not in left_out}
+    line = json.dumps(exchange).encode()
+    views, unreadable = read_views(b"{}\n" * 4 + line)
+    expected = as_record(exchange)
+    assert unreadable == (expected is None)
+    assert expected is None or repr(views[-1].with_payloads()) == repr(expected)
+
+
+def test_arguments_of_a_tool_may_hold_what_their_line_cannot() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "n", "arguments": '{"\\ud800": 1}'}
+    exchange = CALL | {"response": {"output": [call]}}
+    views, _ = read_views(json.dumps(exchange).encode())
+    assert repr(views[0].with_payloads()) == repr(build_record(exchange, 0).as_json())
