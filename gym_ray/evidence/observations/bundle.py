@@ -16,7 +16,7 @@ from gym_ray.evidence.observations.records import (
     ToolCallObservation,
 )
 
-__all__ = ["AgentObservationBundle", "check_unique"]
+__all__ = ["AgentObservationBundle", "check_no_circle", "check_unique"]
 
 ObservationRecord = Annotated[
     AgentInvocation | ToolCallObservation | SandboxObservation | ContextCompactionObservation,
@@ -41,7 +41,7 @@ class AgentObservationBundle(Observed):
     def _invocations_form_a_forest(self) -> Self:
         invocations = [record for record in self.records if isinstance(record, AgentInvocation)]
         check_unique((item.invocation_id for item in invocations), "invocation_id")
-        _check_no_circle({item.invocation_id: item.parent_invocation_id for item in invocations})
+        check_no_circle({item.invocation_id: item.parent_invocation_id for item in invocations})
         return self
 
 
@@ -58,8 +58,12 @@ def check_unique(ids: Iterable[object], what: str) -> None:
         seen.add(each)
 
 
-def _check_no_circle(parent_of: Mapping[str, str | None]) -> None:
-    """Follow every chain of parents once; a parent that was not reported ends its chain (D72)."""
+def check_no_circle(parent_of: Mapping[str, str | None]) -> None:
+    """Follow every chain of parents once; a parent that was not reported ends its chain (D72).
+
+    Raises:
+        ValueError: A chain comes back to where it began; the invocation is named.
+    """
     clear: set[str] = set()
     for start in parent_of:
         chain: set[str] = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_ray.evidence.observations.bundle import AgentObservationBundle
+from gym_ray.evidence.observations.plain_bundle import plain_bundle
 from gym_ray.evidence.observations.trajectory import TrajectoryRecord
 
 __all__ = ["validated_bundle", "validated_trajectory"]
@@ -21,7 +22,8 @@ def validated_bundle(value: Any) -> dict[str, Any]:
     Raises:
         pydantic.ValidationError: It is no bundle; the error names the field.
     """
-    return AgentObservationBundle.model_validate(value).plain()
+    plain = plain_bundle(value)
+    return AgentObservationBundle.model_validate(value).plain() if plain is None else plain
 
 
 def validated_trajectory(value: Any) -> dict[str, Any]:
