@@ -43,8 +43,8 @@ from gym_ray.model_call_capture.quiesce import WrittenCalls
 
 __all__ = ["JoinOptions", "build_evidence", "has_no_reply"]
 
-_OF_FAILURES = ("_ng_failure_type", "_ng_failure_message", "_ng_failure_http_status")
-_OF_REPLIES = ("response", "reward", OBSERVATIONS_FIELD, TRAJECTORY_FIELD)
+_OF_FAILURES = frozenset({"_ng_failure_type", "_ng_failure_message", "_ng_failure_http_status"})
+_OF_REPLIES = frozenset({"response", "reward", OBSERVATIONS_FIELD, TRAJECTORY_FIELD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class JoinOptions:
 
 def has_no_reply(record: Mapping[str, Any]) -> bool:
     """Whether a record tells of an attempt without a reply: it has what such a record says, and nothing else (D35)."""
-    return all(name in record for name in _OF_FAILURES) and not any(name in record for name in _OF_REPLIES)
+    return record.keys() >= _OF_FAILURES and _OF_REPLIES.isdisjoint(record)
 
 
 def build_evidence(

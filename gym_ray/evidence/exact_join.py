@@ -135,9 +135,11 @@ class _Joiner:
         return {**record, "model_calls": [self._claim(invocation_id, ref) for ref in references]}
 
     def _claim(self, invocation_id: str, ref: dict[str, Any]) -> dict[str, Any]:
-        place = self._only_match(invocation_id, ref, "")
-        if place is None:
+        places = match_calls(ref, self._lookup)
+        if len(places) != 1:
+            self._unmatched(invocation_id, ref, "", places)
             return ref
+        place = places[0]
         call = self._lookup.identities[place]
         if self.owners[place] is not None:
             self._gap(REFERENCE_CONFLICT, invocation_id, call.name)
@@ -182,12 +184,17 @@ class _Joiner:
         places = match_calls(ref, self._lookup)
         if len(places) == 1:
             return places[0]
+        self._unmatched(invocation_id, ref, prefix, places)
+        return None
+
+    def _unmatched(self, invocation_id: str, ref: dict[str, Any], prefix: str, places: list[int]) -> None:
         code = REFERENCE_AMBIGUOUS if places else REFERENCE_UNMATCHED
         self._gap(code, invocation_id, prefix + _named(ref))
-        return None
 
     def name_unowned(self) -> None:
         """Name every call that nobody owns, in capture order (D80)."""
+        if None not in self.owners:
+            return
         for call, owner in zip(self._lookup.identities, self.owners, strict=True):
             if owner is None:
                 self._gap(OWNERSHIP_UNAVAILABLE, None, f"{_OF_CAPTURE}{call.name}:call_index={call.call_index}")

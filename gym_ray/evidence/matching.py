@@ -138,8 +138,8 @@ def match_calls(ref: Mapping[str, Any], calls: CallLookup) -> list[int]:
     Returns:
         Ascending places in ``calls.identities``; owned by the lookup, not to be changed.
     """
-    model_ref, response_id = model_ref_of(ref), ref.get("response_id")
-    call_id = ref.get("model_call_id")
+    server, response_id, call_id = ref.get("model_ref"), ref.get("response_id"), ref.get("model_call_id")
+    model_ref = None if server is None else (server["type"], server["name"])
     if call_id:
         return calls.by_call_id(call_id, model_ref, response_id)
     if model_ref is None or not response_id:

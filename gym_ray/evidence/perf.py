@@ -6,7 +6,6 @@ absent and not 0.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,17 +43,19 @@ def rollout_perf(
     if not invocations:
         return None
     owned = _owned_calls(trajectory) if owners is None else _places_of(invocations, owners)
-    turns = Counter(turn["invocation_id"] for turn in trajectory["turns"])
+    turns: dict[str, int] = {}
+    for turn in trajectory["turns"]:
+        name = turn["invocation_id"]
+        turns[name] = turns.get(name, 0) + 1
     ids = [invocation["invocation_id"] for invocation in invocations]
-    num_turns = sum(turns[name] or len(places) or 1 for name, places in zip(ids, owned, strict=True))
-    listed = set(ids)
-    figures: dict[str, Any] = {
-        "num_turns": num_turns,
-        "num_tool_calls": sum(call["invocation_id"] in listed for call in trajectory["tool_calls"]),
-        "token_observability_coverage": min(1.0, sum(map(len, owned)) / num_turns),
-    }
+    num_turns = sum([turns.get(name) or len(places) or 1 for name, places in zip(ids, owned, strict=True)])
     calls = trajectory["model_calls"]
     stats = [calls[place]["token_stats"] for places in owned for place in places]
+    figures: dict[str, Any] = {
+        "num_turns": num_turns,
+        "num_tool_calls": _number_of(trajectory["tool_calls"], ids),
+        "token_observability_coverage": min(1.0, len(stats) / num_turns),
+    }
     for figure, count in _TOKENS.items():
         known = [value for call in stats if (value := call[count]) is not None]
         if known:
@@ -62,6 +63,11 @@ def rollout_perf(
     if latency_ms is not None:
         figures["total_latency_ms"] = latency_ms
     return figures
+
+
+def _number_of(tool_calls: Sequence[Mapping[str, Any]], ids: Iterable[str]) -> int:
+    listed = set(ids) if tool_calls else ()
+    return sum(call["invocation_id"] in listed for call in tool_calls)
 
 
 def _places_of(invocations: Iterable[Mapping[str, Any]], owners: Iterable[str | None]) -> list[list[int]]:

@@ -69,8 +69,10 @@ class Captured:
 
 def task_id_of(row: Mapping[str, Any]) -> str:
     """Return the task that a row names (D84)."""
-    named = next((row[name] for name in _TASK_FIELDS if row.get(name) is not None), row.get("_ng_task_index"))
-    return str(named)
+    for name in _TASK_FIELDS:
+        if row.get(name) is not None:
+            return str(row[name])
+    return str(row.get("_ng_task_index"))
 
 
 def project(
@@ -149,12 +151,14 @@ def _closing_gaps(
     calls: list[_Object], turns: list[_Object], invocations: list[_Object], *, has_producer: bool
 ) -> list[_Object]:
     """Name what the trajectory as a whole does not show (D97)."""
-    codes = {
-        MODEL_CALLS_UNAVAILABLE: not calls,
-        TURNS_UNAVAILABLE: not turns and not has_producer,
-        CONVERSATION_UNAVAILABLE: not any(invocation["conversation"] for invocation in invocations),
-    }
-    return [gap(code) for code, is_missing in codes.items() if is_missing]
+    gaps: list[_Object] = []
+    if not calls:
+        gaps.append(gap(MODEL_CALLS_UNAVAILABLE))
+    if not turns and not has_producer:
+        gaps.append(gap(TURNS_UNAVAILABLE))
+    if not any(invocation["conversation"] for invocation in invocations):
+        gaps.append(gap(CONVERSATION_UNAVAILABLE))
+    return gaps
 
 
 def _distinct(gaps: Iterable[_Object]) -> list[_Object]:
@@ -173,14 +177,11 @@ def _keeps_the_rules(calls: Iterable[_Object], tool_calls: Iterable[_Object]) ->
         if call_id and call_id in ids:
             return False
         ids.add(call_id)
-        if not (_is_amount(call["duration_ms"]) and _is_amount(call["response_metadata"]["latency_ttft_ms"])):
-            return False
+        for amount in (call["duration_ms"], call["response_metadata"]["latency_ttft_ms"]):
+            if amount is not None and not 0.0 <= amount < math.inf:
+                return False
     for call in tool_calls:
         started, completed = call["started_at"], call["completed_at"]
         if started is not None and completed is not None and completed < started:
             return False
     return True
-
-
-def _is_amount(value: float | None) -> bool:
-    return value is None or 0.0 <= value < math.inf

@@ -36,7 +36,8 @@ def split_call(request: Any, response: Any) -> SplitCall:
     Returns:
         Its parts, which share everything with the payloads; only a list is new where some of its items are not its own.
     """
-    return SplitCall(_question(request), *_answer(response))
+    answer, reasoning, tool_calls = _answer(response)
+    return SplitCall(_question(request), answer, reasoning, tool_calls)
 
 
 def _question(request: Any) -> Any:
@@ -46,19 +47,26 @@ def _question(request: Any) -> Any:
     if asked is None:
         return request.get("messages")
     if isinstance(asked, list):
-        return [_typed(item) if isinstance(item, dict) and "type" not in item else item for item in asked]
+        for item in asked:
+            if isinstance(item, dict) and "type" not in item:
+                return [_typed(item) for item in asked]
     return asked
 
 
-def _typed(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "message", **item} if "role" in item else item
+def _typed(item: Any) -> Any:
+    if isinstance(item, dict) and "type" not in item and "role" in item:
+        return {"type": "message", **item}
+    return item
 
 
 def _answer(response: Any) -> tuple[Any, Any, int]:
     if isinstance(response, dict):
-        for member, split in (("output", _of_responses), ("choices", _of_chat), ("content", _of_messages)):
-            if isinstance(value := response.get(member), list):
-                return split(value)
+        if isinstance(items := response.get("output"), list):
+            return _of_responses(items)
+        if isinstance(choices := response.get("choices"), list):
+            return _of_chat(choices)
+        if isinstance(content := response.get("content"), list):
+            return _of_messages(content)
     return None, None, 0
 
 
