@@ -1,7 +1,8 @@
 """Brings outcomes from the commit threads to the tasks that wait for them, and ends waits that last too long.
 
 One wake-up of the event loop serves a batch of outcomes, and one timer serves all waits: for each task its own would
-cost the loop more than the rest of a call's bookkeeping.
+cost the loop more than the rest of a call's bookkeeping. A large batch is spread over turns of the loop: the tasks that
+a turn wakes all run in the next one, before anything else can.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ __all__ = ["Deadlines", "LoopAcks"]
 _log = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
 
+_A_TURN = 16
+"""Waits that end in one turn of a loop."""
+
 
 class Deadlines(Generic[KeyT]):
     """What should happen on one event loop within a fixed time. Call everything on the loop.
+
+    Keys that expire together are told a few in each turn of the loop.
 
     Args:
         loop: The loop.
@@ -44,13 +50,14 @@ class Deadlines(Generic[KeyT]):
 
     def _expire(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now, left = self._loop.time(), _A_TURN
         while self._deadlines:
             key, deadline = next(iter(self._deadlines.items()))
-            if deadline > now:
-                self._timer = self._loop.call_at(deadline, self._expire)
+            if deadline > now or not left:
+                self._timer = self._loop.call_at(deadline, self._expire)  # one that is over is for the next turn
                 return
             del self._deadlines[key]
+            left -= 1
             self._on_expired(key)
 
 
@@ -77,7 +84,7 @@ class LoopAcks(Generic[KeyT]):
         return future
 
     def deliver(self, keys: Iterable[KeyT]) -> None:
-        """End the wait for these keys; from any thread."""
+        """End the wait for these keys, a few in each turn of the loop; from any thread."""
         self._done.extend(keys)
         if self._wake_up_scheduled:
             return
@@ -90,10 +97,13 @@ class LoopAcks(Generic[KeyT]):
     def _release(self) -> None:
         # The flag goes first: whoever appends after this line schedules a wake-up of its own.
         self._wake_up_scheduled = False
-        while self._done:
+        for _ in range(min(len(self._done), _A_TURN)):
             key = self._done.popleft()
             self._deadlines.drop(key)
             self._end_wait(key)
+        if self._done and not self._wake_up_scheduled:
+            self._wake_up_scheduled = True
+            self._loop.call_soon(self._release)
 
     def _give_up(self, key: KeyT) -> None:
         self._on_timeout(key)

@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -29,6 +30,7 @@ from gym_ray.model_call_capture.exchange import (
 )
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.pace import Pace
 
 __all__ = ["CaptureMiddleware"]
 
@@ -54,7 +56,7 @@ class CaptureMiddleware:
     ) -> None:
         self._app = app
         self._writer, self._training = writer, training
-        self._patience: dict[asyncio.AbstractEventLoop, Deadlines[_Recording]] = {}
+        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection; scopes other than HTTP pass through untouched (A13)."""
@@ -84,7 +86,7 @@ class CaptureMiddleware:
         if exchange is None:
             return None
         redirects = _Redirects(scope, split.prefix)
-        return _Recording(exchange, receive, send, redirects, self._writer, self._loop_patience())
+        return _Recording(exchange, receive, send, redirects, self._writer, self._loop_shared())
 
     async def _serve_unrecorded(
         self, inner: Scope, receive: Receive, send: Send, split: PrefixedPath, redirects: _Redirects
@@ -97,13 +99,27 @@ class CaptureMiddleware:
         else:
             await self._app(inner, receive, repairing_send)
 
-    def _loop_patience(self) -> Deadlines[_Recording]:
-        """One timer serves all calls of a loop: a timer a call costs a loop more than the rest of its bookkeeping."""
+    def _loop_shared(self) -> _Shared:
         loop = asyncio.get_running_loop()
-        patience = self._patience.get(loop)
-        if patience is None:
-            patience = self._patience[loop] = Deadlines(loop, _LINGER_S, _Recording.end_early)
-        return patience
+        shared = self._shared.get(loop)
+        if shared is None:
+            shared = self._shared[loop] = _Shared(Deadlines(loop, _LINGER_S, _Recording.end_early), Pace(), Pace())
+        return shared
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all calls of one event loop share.
+
+    Attributes:
+        patience: One timer for all: a timer a call costs a loop more than the rest of its bookkeeping.
+        begins: Passed where an answer begins, so that many that are ready together leave the loop room; so is
+            ``ends`` where one ends. Two, so that no end waits for the beginnings of others.
+    """
+
+    patience: Deadlines[_Recording]
+    begins: Pace
+    ends: Pace
 
 
 class _Redirects:
@@ -148,10 +164,10 @@ class _Recording:
         "_held",
         "_outer_receive",
         "_outer_send",
-        "_patience",
         "_put_together",
         "_redirects",
         "_scanner",
+        "_shared",
         "_state",
         "_writer",
     )
@@ -163,9 +179,9 @@ class _Recording:
         send: Send,
         redirects: _Redirects,
         writer: CaptureWriter,
-        patience: Deadlines[_Recording],
+        shared: _Shared,
     ) -> None:
-        self._exchange, self._writer, self._patience = exchange, writer, patience
+        self._exchange, self._writer, self._shared = exchange, writer, shared
         self._outer_receive, self._outer_send, self._redirects = receive, send, redirects
         self._scanner: TerminalScanner | None = None
         self._held: list[Message] = []
@@ -196,13 +212,18 @@ class _Recording:
         await self._end(None)
 
     async def _end(self, error: BaseException | None) -> None:
-        self._patience.drop(self)
+        self._shared.patience.drop(self)
         if self._early is not None:
             await asyncio.wait([self._early])  # unlike awaiting it, this does not cancel it when we are cancelled
             self._early.result()
             return
         self._exchange.error = error
         self._finish(time.time(), time.perf_counter())
+        try:
+            await self._shared.ends.turn()
+        except asyncio.CancelledError:
+            self._writer.submit(self._exchange)  # the record outlives its call here as well (A50)
+            raise
         await self._record_and_release()
 
     async def _record_and_release(self) -> None:
@@ -246,6 +267,7 @@ class _Recording:
                 return
         elif kind == "http.response.start":
             message = self._start(message)
+            await self._shared.begins.turn()
         elif self._held:  # trailers end an answer too, and must not overtake its body
             self._held.append(message)
             return
@@ -297,7 +319,7 @@ class _Recording:
         if not self._end_expected:
             self._end_expected = True
             self._answered_at = time.time(), time.perf_counter()
-            self._patience.set(self)
+            self._shared.patience.set(self)
 
 
 def _without_prefix(scope: Scope, split: PrefixedPath) -> Scope:
