@@ -2,7 +2,8 @@
 
 A pool looks at each of its connections, and at its whole queue, for every request that begins or ends. So requests
 wait in front of the pools, and the connections are spread over many small ones: with 64 connections a request costs
-half of what one pool takes.
+half of what one pool takes. What arrives on all of them passes one pace, so that many answers that come together leave
+the event loop room.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
+
+from gym_ray.model_server.paced_network import PacedNetwork, PacedTransport
 
 __all__ = ["Connections", "Place"]
 
@@ -41,9 +44,10 @@ class Connections:
 
     def __init__(self, max_connections: int, timeout: httpx.Timeout) -> None:
         self._free = asyncio.Semaphore(max_connections)
-        trust = httpx.create_ssl_context(trust_env=False)
-        self._pools = [_Pool(_client(_POOL_SIZE, timeout, trust)) for _ in range(-(-max_connections // _POOL_SIZE))]
-        self.probe = _client(1, timeout, trust)
+        trust, network = httpx.create_ssl_context(trust_env=False), PacedNetwork()
+        pools = -(-max_connections // _POOL_SIZE)
+        self._pools = [_Pool(_client(_POOL_SIZE, timeout, trust, network)) for _ in range(pools)]
+        self.probe = _client(1, timeout, trust, network)
 
     async def take(self) -> Place:
         """Wait for a free place and return it; the caller gives it back."""
@@ -74,10 +78,15 @@ class Place:
             self._free.release()
 
 
-def _client(size: int, timeout: httpx.Timeout, trust: ssl.SSLContext) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=size, max_keepalive_connections=size, keepalive_expiry=_IDLE_CONNECTION_S)
+def _client(size: int, timeout: httpx.Timeout, trust: ssl.SSLContext, network: PacedNetwork) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(verify=trust, limits=limits, retries=_CONNECT_RETRIES, trust_env=False),
+        transport=PacedTransport(
+            network,
+            trust,
+            max_connections=size,
+            keepalive_expiry_s=_IDLE_CONNECTION_S,
+            connect_retries=_CONNECT_RETRIES,
+        ),
         timeout=timeout,
         headers={"accept-encoding": "identity"},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one rollout's cookie is not another's
