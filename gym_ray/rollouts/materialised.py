@@ -185,7 +185,11 @@ def _check_derived_id(source: Path, line: int, value: Mapping[str, Any], taken: 
 
 def _add_seed(source: Path, line: int, value: dict[str, Any]) -> None:
     body = dict(value["responses_create_params"])
-    metadata = dict(body.get("metadata") or {})
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        name = "responses_create_params.metadata"
+        raise InputError(source, line, name, "must be an object, so that a seed can be added")
+    metadata = dict(metadata)
     extra = exact_json.loads_object(str(metadata.get("extra_body") or "{}").encode("utf-8", "surrogatepass"))
     if extra is None:
         name = "responses_create_params.metadata.extra_body"

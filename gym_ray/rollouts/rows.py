@@ -23,6 +23,8 @@ __all__ = ["InputRow", "RowOptions", "explicit_id", "read_rows"]
 
 _LISTED = 10
 _LONGEST_ID = 200  # the suffixes of repeats, attempts and capture files must fit behind it in 255 bytes
+_LARGEST_ATTEMPT = 2**31 - 1  # far beyond all runs of a row, and short enough for a file's name
+_DEEPEST_LEVELS = 254  # what every row may have, whoever reads it and however deep its own calls are
 _ENDS_LIKE_A_RETRY = re.compile(r".*-a0*[1-9][0-9]*")
 
 
@@ -140,7 +142,18 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise InputError(path, line, "", f"not JSON: {error}") from error
             if not isinstance(value, dict):
                 raise InputError(path, line, "", f"a row is a JSON object, this is {_kind(value)}")
+            _check_depth(path, line, text, value)
             yield line, value
+
+
+def _check_depth(path: Path, line: int, text: bytes, row: dict[str, Any]) -> None:
+    """Refuse what can be read and not written again."""
+    if text.count(b"[") + text.count(b"{") <= _DEEPEST_LEVELS:
+        return
+    try:
+        exact_json.dumps(row, deepest_levels=_DEEPEST_LEVELS)
+    except ValueError as error:
+        raise InputError(path, line, "", str(error)) from error
 
 
 def _kind(value: object) -> str:
@@ -187,8 +200,9 @@ def _check_identity(path: Path, line: int, row: Mapping[str, Any]) -> None:
     if explicit is not None and _ENDS_LIKE_A_RETRY.fullmatch(explicit):
         raise InputError(path, line, "_ng_rollout_id", f"{explicit!r} ends like a retry of another id; rename it")
     attempt = row.get("_ng_attempt_index")
-    if attempt is not None and not (isinstance(attempt, int) and attempt >= 0):
-        raise InputError(path, line, "_ng_attempt_index", f"{attempt!r} is not a whole number of at least 0")
+    if attempt is not None and not (isinstance(attempt, int) and 0 <= attempt <= _LARGEST_ATTEMPT):
+        problem = f"{attempt!r} is not a whole number from 0 to {_LARGEST_ATTEMPT}"
+        raise InputError(path, line, "_ng_attempt_index", problem)
 
 
 def explicit_id(row: Mapping[str, Any]) -> str | None:

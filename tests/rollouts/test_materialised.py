@@ -22,7 +22,7 @@ def row(**more: Any) -> dict[str, Any]:
 def expand(tmp_path: Path, rows: list[dict[str, Any]], **options: Any) -> MaterialisedRows:
     source, destination = tmp_path / "in.jsonl", tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    result = materialise_rows(source, destination, RowOptions(**options))
+    result = materialise_rows(source, destination, RowOptions(**options), run_id="e" * 32)
     assert result.sha256 == hashlib.sha256(destination.read_bytes()).hexdigest()
     found = MaterialisedRows(destination)
     assert len(found) == result.rows
@@ -68,6 +68,40 @@ def test_a_seed_needs_an_object_to_be_added_to(tmp_path: Path) -> None:
     body = {"input": "q", "metadata": {"extra_body": "[1]"}}
     with pytest.raises(InputError, match="JSON object"):
         expand(tmp_path, [row(responses_create_params=body)], num_repeats_add_seed=True)
+
+
+@pytest.mark.parametrize("metadata", ["abc", [1], 5, True])
+def test_a_seed_needs_metadata_that_can_hold_it(tmp_path: Path, metadata: object) -> None:
+    rows = [row(), row(responses_create_params={"input": "q", "metadata": metadata})]
+    with pytest.raises(InputError, match=r"in\.jsonl:2: responses_create_params\.metadata: must be an object"):
+        expand(tmp_path, rows, num_repeats_add_seed=True)
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize(("levels", "more"), [(253, ""), (254, "too deeply"), (600, "too deeply"), (800, "too deeply")])
+def test_a_row_that_could_not_be_written_again_is_named(tmp_path: Path, levels: int, more: str) -> None:
+    deep: object = "x"
+    for _ in range(levels):
+        deep = [deep]
+    rows = [row(), row(deep=deep)]
+    if not more:
+        with expand(tmp_path, rows) as found:
+            assert json.loads(found.read(1))["deep"] == deep
+        return
+    with pytest.raises(InputError, match=rf"in\.jsonl:2: .*{more}"):
+        expand(tmp_path, rows)
+
+
+@pytest.mark.parametrize(("attempt", "refused"), [(2**31 - 1, False), (2**31, True), (10**60, True)])
+def test_an_attempt_index_leaves_room_for_a_file_name(tmp_path: Path, attempt: int, refused: bool) -> None:
+    rows = [row(_ng_task_index="t" * 200, _ng_attempt_index=attempt)]
+    if refused:
+        with pytest.raises(InputError, match=r"in\.jsonl:1: _ng_attempt_index: .* from 0 to 2147483647"):
+            expand(tmp_path, rows)
+        return
+    for unique in (False, True):
+        with expand(tmp_path, rows, unique_rollout_ids=unique) as found:
+            assert len(found.attempt(0, 1).rollout_id) <= 230
 
 
 def test_big_numbers_and_lone_surrogates_survive(tmp_path: Path) -> None:
