@@ -17,7 +17,7 @@ from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.collection import Collection, Finished, Progress
 from gym_ray.rollouts.metrics import RunMetrics
-from gym_ray.rollouts.run_log import read_record
+from gym_ray.rollouts.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 
@@ -128,6 +128,8 @@ class CollectorHost(Watched):
 async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[bytes]:
     """Yield each finished record as its line of JSON, in completion order, read back from the run's files.
 
+    Records of a compact run come in the contract's inline shape, as those of any other (D163).
+
     The collector keeps no payload and this iterator holds one record at a time, so memory does not grow with the run.
     Leaving the iteration early stops the run; what has ended is stored.
 
@@ -142,7 +144,7 @@ async def finished_records(collector: Any, paths: RunPaths) -> AsyncIterator[byt
     try:
         while (item := await collector.next_finished.remote()) is not None:
             if item.written is not None:
-                yield await asyncio.to_thread(read_record, paths, item.written)
+                yield await asyncio.to_thread(read_inline_line, paths, item.written)
         over = True
     except RayTaskError as error:
         over = True

@@ -21,7 +21,8 @@ def exported_record(record: Mapping[str, Any], *, export_conversations: bool = T
     """Return a record as a tracker's rollout table shows it; the given record is not changed (D118).
 
     Args:
-        record: A finished rollout record.
+        record: A finished rollout record; a compact one is read through ``rollouts.parts_files.read_inline`` first, so
+            that its conversations are what was said and not where it lies.
         export_conversations: Whether the conversations of ``ng_agent_observations`` stay in.
 
     Returns:

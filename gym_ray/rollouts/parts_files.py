@@ -11,15 +11,17 @@ from typing import Any
 from gym_ray import exact_json
 from gym_ray.correlation import check_rollout_id, derive_rollout_id
 from gym_ray.errors import DamagedRecordError, StorageExistsError, StorageMissingError
-from gym_ray.evidence.compact import Parts, inline, is_compact, merged_parts
+from gym_ray.evidence.compact import COMPACT_FIELD, Parts, inline, is_compact, merged_parts
 from gym_ray.rollouts.run_log import read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import PosixStore
 
-__all__ = ["PARTS_SUFFIX", "publish_parts", "read_inline", "read_parts", "with_payloads"]
+__all__ = ["PARTS_SUFFIX", "publish_parts", "read_inline", "read_inline_line", "read_parts", "with_payloads"]
 
 PARTS_SUFFIX = ".parts.jsonl"
+
+_MARK = exact_json.dumps(COMPACT_FIELD)
 
 
 def publish_parts(paths: RunPaths, rollout_id: str, data: bytes, *, calls: FileCalls | None = None) -> None:
@@ -101,3 +103,15 @@ def read_inline(paths: RunPaths, record: Written | bytes) -> dict[str, Any]:
         place = f"{paths.output_of(record.file)}, byte {record.offset}" if isinstance(record, Written) else "the line"
         raise DamagedRecordError(f"{place}: no JSON object")
     return with_payloads(paths, value)
+
+
+def read_inline_line(paths: RunPaths, written: Written) -> bytes:
+    """Return one stored record as its line of JSON, in the contract's inline shape; an inline one is not parsed.
+
+    Raises:
+        StorageError: The record or its parts cannot be read.
+        DamagedRecordError: The record is compact, and it or its parts are damaged.
+        RolloutIdError: The record is compact and names an attempt that cannot be.
+    """
+    line = read_record(paths, written)
+    return exact_json.dumps(read_inline(paths, line)) if _MARK in line else line

@@ -524,6 +524,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{COMPACT}test_a_compact_trajectory_is_a_valid_one",
         f"{JOIN}test_a_compact_record_and_its_parts_are_the_inline_record",
         f"{ROLLOUTS}/test_parts_files.py::test_a_compact_record_is_read_from_its_place_and_from_its_line",
+        f"{ROLLOUTS}/test_parts_files.py::test_whoever_reads_lines_gets_them_inline",
     ),
     "164": (
         f"{RESUMED}test_a_resume_reads_128_bytes_a_finished_rollout",

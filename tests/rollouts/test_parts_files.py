@@ -10,7 +10,7 @@ import pytest
 from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError, RolloutIdError, StorageError, StorageMissingError
 from gym_ray.evidence.compact import compacted
-from gym_ray.rollouts.parts_files import PARTS_SUFFIX, publish_parts, read_inline, read_parts
+from gym_ray.rollouts.parts_files import PARTS_SUFFIX, publish_parts, read_inline, read_inline_line, read_parts
 from gym_ray.rollouts.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.testing.storage_faults import ForgetfulCalls
@@ -47,6 +47,20 @@ def test_a_compact_record_is_read_from_its_place_and_from_its_line(
         written = outputs.append("main", exact_json.dumps(compact))
     assert read_inline(paths, written) == record
     assert read_inline(paths, exact_json.dumps(compact)) == record
+
+
+def test_whoever_reads_lines_gets_them_inline(paths: RunPaths) -> None:
+    """D163: a trainer that iterates over a compact run sees what it would see of any other."""
+    record = {**_record(), "ng_text": 'about "ng_payloads"'}
+    compact, data = compacted(record)
+    publish_parts(paths, "3-1", data)
+    paths.output.touch()
+    paths.failures.touch()
+    with RunOutputs(paths) as outputs:
+        stored = [outputs.append("main", exact_json.dumps(one)) for one in (compact, record, _record())]
+    lines = [read_inline_line(paths, written) for written in stored]
+    assert [exact_json.loads(line) for line in lines] == [record, record, _record()]
+    assert lines[2] == exact_json.dumps(_record()), "byte for byte"
 
 
 def test_an_inline_record_needs_no_parts(paths: RunPaths) -> None:
