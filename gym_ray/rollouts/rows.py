@@ -211,10 +211,8 @@ def explicit_id(row: Mapping[str, Any]) -> str | None:
     Raises:
         RolloutIdError: It cannot be a rollout id.
     """
-    for name in ("_ng_rollout_id", "capture_rollout_id"):
-        if row.get(name) is not None:
-            return check_rollout_id(row[name], name)
-    return None
+    given = row.get("_ng_rollout_id")  # and no other name: this one alone is what an id is derived from (D20, D21)
+    return None if given is None else check_rollout_id(given, "_ng_rollout_id")
 
 
 def _routed(

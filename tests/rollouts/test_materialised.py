@@ -46,6 +46,7 @@ def test_two_callers_forms_of_one_index_share_their_repeats(tmp_path: Path) -> N
         ([row(_ng_rollout_id="x")], {"num_repeats": 2}, "_ng_rollout_id"),
         ([row(_ng_rollout_id="x")], {"fan_out": {"a": ["a", "b"]}}, "_ng_rollout_id"),
         ([row(n=1), row(_ng_rollout_id="0-0", n=2)], {}, "_ng_task_index"),
+        ([row(capture_rollout_id="x"), row(_ng_rollout_id="0-0")], {}, "_ng_task_index"),
     ],
 )
 def test_clashing_ids_are_refused_before_anything_is_left(
@@ -176,6 +177,16 @@ def test_ids_of_two_runs_never_meet_when_they_are_to_be_unique(tmp_path: Path) -
     first, second = (unique(tmp_path, [row(), row(_ng_task_index="t")], digit * 32) for digit in "ab")
     assert first == ["a" * 12 + end for end in ("-0-0", "-0-1-a1", "-t-0", "-t-1-a1")]
     assert not set(first) & set(second)
+
+
+def test_an_id_under_another_name_is_data_of_the_task(tmp_path: Path) -> None:
+    """D20, D21: its calls are captured under the id that every other row would have, also where ids never repeat."""
+    with expand(tmp_path, [row(capture_rollout_id="x")], num_repeats=2) as rows:
+        assert [rows.attempt(ordinal, 0).rollout_id for ordinal in range(2)] == ["0-0", "0-1"]
+    options = RowOptions(unique_rollout_ids=True)
+    materialise_rows(tmp_path / "in.jsonl", tmp_path / "out", options, run_id="f" * 32)
+    with MaterialisedRows(tmp_path / "out") as rows:
+        assert rows.attempt(0, 0).rollout_id == f"{'f' * 12}-0-0"
 
 
 def test_a_row_with_an_id_of_its_own_keeps_it(tmp_path: Path) -> None:
