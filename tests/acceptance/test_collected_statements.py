@@ -108,6 +108,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
     # Identity.
     "19-21": (
         "vectors/test_D_rollout_id.py::test_vector",
+        f"{EXPANDED}test_an_id_under_another_name_is_data_of_the_task",
         f"{ROLLOUTS}/test_capture_owner.py::test_overlapping_live_runs_refuse_each_other_and_disjoint_ones_do_not",
         f"{EXPANDED}test_ids_of_two_runs_never_meet_when_they_are_to_be_unique",
     ),
@@ -435,6 +436,8 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{HEALTH}test_a_capture_that_is_not_known_to_be_whole_blinds_all_checks_of_calls",
         f"{HEALTH}test_references_that_name_no_call_or_several_or_anothers_are_named_once",
         f"{HEALTH}test_a_check_that_breaks_is_a_finding_and_unobserved",
+        f"{HEALTH}test_what_makes_a_call_a_failed_one",
+        f"{HEALTH}test_what_ends_a_generation_at_its_limit",
         f"{REPORT}test_a_task_is_consistently_unhealthy_when_all_its_computable_repeats_are",
     ),
     "108": (

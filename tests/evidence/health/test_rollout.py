@@ -281,6 +281,42 @@ def test_a_runaway_generation_said_nothing_before_the_limit() -> None:
     assert found(unseen, "model_call_runaway_generation") is None
 
 
+@pytest.mark.parametrize(
+    ("said", "failed"),
+    [
+        ({"status_code": 400}, True),
+        ({"status_code": 399}, False),
+        ({"status_code": None}, False),
+        ({"error_category": "timeout"}, True),
+        ({"response_status": "failed"}, True),
+        ({"response_status": "error"}, True),
+        ({"response_status": "cancelled"}, True),
+        ({"response_status": "incomplete"}, False),
+        ({"response_status": "completed"}, False),
+    ],
+)
+def test_what_makes_a_call_a_failed_one(said: dict[str, Any], failed: bool) -> None:
+    whole = record([turn(1, "c0")], [call("c0", **said)])
+    assert bool(found(whole, "model_call_failed")) is failed
+    assert bool(found(whole, "rollout_ended_on_failed_model_call")) is failed
+
+
+@pytest.mark.parametrize(
+    ("reason", "cut"),
+    [
+        ("length", True),
+        ("max_output_tokens", True),
+        ("max_tokens", True),
+        ("stop", False),
+        ("tool_calls", False),
+        (None, False),
+    ],
+)
+def test_what_ends_a_generation_at_its_limit(reason: str | None, cut: bool) -> None:
+    silent = record([turn(1, "c0")], [call("c0", response={"output": []}, finish_reason=reason)])
+    assert bool(found(silent, "model_call_runaway_generation")) is cut
+
+
 def test_payloads_by_reference_are_not_taken_for_silence() -> None:
     compact = record(
         [turn(1, "c0", answer=[])],
