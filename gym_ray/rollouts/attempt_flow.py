@@ -39,7 +39,7 @@ from gym_ray.rollouts.ledger import (
     Withdrawn,
     WorkerLost,
 )
-from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog
+from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, invalid_row_id
 from gym_ray.rollouts.materialised import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
 from gym_ray.rollouts.retry_rules import INVALID_ROW
@@ -247,11 +247,9 @@ class _LostRun:
 
 def _invalid(start: StartAttempt, error: InputError) -> tuple[AttemptJob, RunResult]:
     """Return the job and the result of a row that nobody can read: its record names the row by its place alone."""
-    rollout_id = f"invalid-row-{start.ordinal}"
-    row: dict[str, object] = {"_ng_rollout_id": rollout_id}
+    row: dict[str, object] = {"_ng_rollout_id": invalid_row_id(start.ordinal, 0)}
     if start.attempt:
         row["_ng_attempt_index"] = start.attempt
-        rollout_id = f"{rollout_id}-a{start.attempt}"
     record = {
         "_ng_failure_class": INVALID_ROW,
         "_ng_failure_type": type(error).__name__,
@@ -259,6 +257,7 @@ def _invalid(start: StartAttempt, error: InputError) -> tuple[AttemptJob, RunRes
         "_ng_failure_terminal": True,
         "_ng_row_ordinal": start.ordinal,
     }
+    rollout_id = invalid_row_id(start.ordinal, start.attempt)
     job = AttemptJob(start.ordinal, start.attempt, rollout_id, "", exact_json.dumps(row))
     return job, RunResult(exact_json.dumps(record), None, 0.0)
 

@@ -13,12 +13,17 @@ from pathlib import Path
 from gym_ray.rollouts.frame_log import FRAME_BYTES, Frame, FrameKind, FrameLog, read_frames
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "LedgerLog", "read_frames", "rollout_digest"]
+__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "LedgerLog", "invalid_row_id", "read_frames", "rollout_digest"]
 
 
 def rollout_digest(rollout_id: str) -> bytes:
     """Return the 16 bytes that stand for a rollout id in a frame."""
     return hashlib.blake2b(rollout_id.encode("utf-8"), digest_size=16).digest()
+
+
+def invalid_row_id(ordinal: int, attempt: int) -> str:
+    """Return the rollout id of an attempt at a row that nobody can read: it names the row by its place alone."""
+    return f"invalid-row-{ordinal}" + (f"-a{attempt}" if attempt else "")
 
 
 class LedgerLog(FrameLog):

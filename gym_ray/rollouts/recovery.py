@@ -19,7 +19,7 @@ from gym_ray.errors import InputError, RolloutIdError, StorageError
 from gym_ray.rollouts.failure_classes import failure_flags
 from gym_ray.rollouts.frames import Frame, FrameKind, read_blocks
 from gym_ray.rollouts.index_coverage import Coverage
-from gym_ray.rollouts.ledger_log import rollout_digest
+from gym_ray.rollouts.ledger_log import invalid_row_id, rollout_digest
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_reading import lines_between
 from gym_ray.rollouts.row_keys import RowKeys, attempt_index, key_of
@@ -300,7 +300,8 @@ class _Recovery:
             rollout_id = self._rows.attempt(frame.ordinal, frame.attempt).rollout_id
         except InputError:
             return  # a damaged row cannot tell; it is named when it is dispatched
-        if rollout_digest(rollout_id) != frame.digest:
+        ids = (rollout_id, invalid_row_id(frame.ordinal, frame.attempt))  # the second: it was damaged, and was restored
+        if frame.digest not in map(rollout_digest, ids):
             raise StorageError(
                 f"{self._paths.ledger}: a start in it is not one of row {frame.ordinal + 1} of {self._rows.path}; "
                 "the ledger belongs to other rows. Restore the files of one run, or start afresh"

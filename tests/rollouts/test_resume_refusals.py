@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import InputError, StorageError
-from gym_ray.rollouts.ledger_log import Frame, FrameKind, LedgerLog, rollout_digest
+from gym_ray.rollouts.ledger_log import Frame, FrameKind, LedgerLog, invalid_row_id, rollout_digest
 from gym_ray.rollouts.run_index import read_index, written_of
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
@@ -49,6 +49,20 @@ def test_a_ledger_in_another_order_gives_no_row_the_record_of_another(
         (0, True),
         (1, False),
     ]
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_a_row_that_was_damaged_when_it_started_last_may_be_restored(tmp_path: Path, attempt: int) -> None:
+    """Its start bears a name that the restored row does not have; the ledger is this run's all the same."""
+    paths = story(tmp_path)
+    with LedgerLog(paths.ledger) as log:
+        digest = rollout_digest(invalid_row_id(5, attempt))
+        log.append_frames([Frame(FrameKind.STARTED, 5, attempt, digest, 1)])
+    assert list(resumed(paths).state.attempts) == [1, 2, 1, 1, 1, attempt + 1]
+    with LedgerLog(paths.ledger) as log:
+        log.append_frames([Frame(FrameKind.STARTED, 4, attempt, digest, 1)])
+    with pytest.raises(StorageError, match="a start in it is not one of row 5"):
+        resumed(paths)
 
 
 def everything(paths: RunPaths) -> dict[str, bytes]:
