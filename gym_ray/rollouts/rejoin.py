@@ -16,7 +16,7 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.errors import CaptureError, DamagedRecordError, InputError, RolloutIdError, StorageError
+from gym_ray.errors import CaptureError, DamagedRecordError, GymRayError, InputError, RolloutIdError, StorageError
 from gym_ray.evidence.build import JoinOptions, has_no_reply
 from gym_ray.evidence.compact import compacted, is_compact, without_payloads
 from gym_ray.evidence.facts import RecordFacts, facts_line
@@ -25,6 +25,7 @@ from gym_ray.evidence.perf import PERF_FIELD
 from gym_ray.evidence.summary import summarise
 from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
+from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.facts_files import FactsWriter
@@ -35,7 +36,7 @@ from gym_ray.rollouts.parts_files import publish_parts, with_payloads
 from gym_ray.rollouts.record_reading import line_number
 from gym_ray.rollouts.rejoin_files import NewOutput, swap
 from gym_ray.rollouts.rejoin_index import PlacedFrames
-from gym_ray.rollouts.rejoin_record import RecordAgain, Rejoining, Window, is_captured
+from gym_ray.rollouts.rejoin_record import RecordAgain, Rejoining, Window, is_captured, without_deep_lines
 from gym_ray.rollouts.rejoin_sources import Sources
 from gym_ray.rollouts.run_index import FILES
 from gym_ray.rollouts.run_log import line_digest, read_record, written_line
@@ -225,23 +226,30 @@ class _Rejoin:
         except DamagedRecordError as error:
             self._count_kept(RecordAgain(None, str(error)), written, rollout_id)
             return None
-        latency_ms = _latency_ms(whole, facts)
-        result = self._rejoining.join_again(
-            whole,
-            rollout_id,
-            self._store.snapshot(rollout_id),
-            task=self._task_of(whole, frame),
-            window=Window(self._begun, None if frame is None else frame.at_us / 1e6),
-            latency_ms=latency_ms,
-            lost=lost,
-        )
-        if result.record is None:
+        latency_ms, snapshot = _latency_ms(whole, facts), self._store.snapshot(rollout_id)
+        task, window = self._task_of(whole, frame), Window(self._begun, None if frame is None else frame.at_us / 1e6)
+
+        def joined(capture: CaptureSnapshot) -> tuple[RecordAgain, tuple[bytes, bytes] | None]:
+            result = self._rejoining.join_again(
+                whole, rollout_id, capture, task=task, window=window, latency_ms=latency_ms, lost=lost
+            )
+            if result.record is None:
+                return result, None
+            new_facts = self._facts_of(result.record, rollout_id, latency_ms)
+            return result, (self._stored(result.record, rollout_id, compact=is_compact(record)), new_facts)
+
+        try:
+            result, new = joined(snapshot)
+        except ValueError as error:
+            if isinstance(error, GymRayError):
+                raise
+            result, new = joined(without_deep_lines(snapshot))  # something nests too deeply to be stored
+        if new is None:
             self._count_kept(result, written, rollout_id)
             return None
         report.rejoined += 1
         report.from_record += result.built_from == "record"
-        new_facts = self._facts_of(result.record, rollout_id, latency_ms)
-        return self._stored(result.record, rollout_id, compact=is_compact(record)), new_facts
+        return new
 
     def _whole(self, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return a record with its payloads; without them, and why, where its parts cannot be read.

@@ -118,3 +118,19 @@ def test_what_cannot_be_made_again_is_kept_and_costs_no_other(tmp_path: Path, me
         assert report.kept[0].rollout_id == "0-0"
         assert ("are not there" if member == "parts" else "none of format 1") in report.kept[0].reason
         assert run.paths.output.read_bytes().splitlines()[0] == first
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_line_that_nests_too_deeply_is_unreadable_as_in_a_first_join(tmp_path: Path, compact: bool) -> None:
+    now, deep = time.time(), "[" * 700 + "]" * 700
+    line = exact_json.dumps(captured_call("b0", now) | {"request": {"input": "deep"}}).replace(b'"deep"', deep.encode())
+    with JoinedRun(tmp_path, 1, options=JoinOptions(compact=compact), calls=UnsyncedCalls()) as run:
+        run.capture(0, [captured_call("a0", now)])
+        run.captures.path_for("0-0").write_bytes(run.captures.path_for("0-0").read_bytes() + line + b"\n")
+        run.finish_joined(0, _reply("a0", "late"))
+        assert _rejoin(run).unchanged == 1
+        run.captures.record("0-0", captured_call("late", now))
+        assert _rejoin(run).rejoined == 1
+        attachment = exact_json.loads(run.paths.output.read_bytes())["ng_model_call_capture"]
+        assert attachment["gaps"] == [{"code": "model_call_capture_records_unreadable", "detail": "count=1"}]
+        assert [call["model_call_id"] for call in attachment["calls"]] == ["a0", "late"]
