@@ -9,7 +9,7 @@ from gym_ray.agents.failures import AGENT_RUN_ERROR
 from gym_ray.agents.loop_log import producer_trajectory, resolve
 from gym_ray.agents.responses_loop import ResponsesLoop
 from gym_ray.errors import AgentError
-from gym_ray.evidence.trajectory import task_id_of
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD, task_id_of
 
 __all__ = ["SimpleAgent"]
 
@@ -69,7 +69,7 @@ class SimpleAgent:
         if ctx.observability_enabled:
             trajectory = producer_trajectory(loop.log, self._model_server, task_id_of(row), ctx.rollout_id)
             resolve(trajectory, reply)
-            reply = {**reply, "ng_trajectory": trajectory}
+            reply = {**reply, TRAJECTORY_FIELD: trajectory}
         return reply
 
     async def aclose(self) -> None:

@@ -37,7 +37,6 @@ from gym_ray.model_call_capture.attachment import (
     ReadCapture,
     read_capture,
 )
-from gym_ray.model_call_capture.call_views import CallView
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
@@ -167,7 +166,7 @@ class _Building:
             bundle = validated_bundle(observations)
             if self._capture is None:
                 return bundle
-            joined = exact_join(bundle, [_identity(call) for call in self._capture.calls])
+            joined = exact_join(bundle, [CallIdentity.of(call) for call in self._capture.calls])
         except Exception as error:  # noqa: BLE001 - boundary: the record keeps an agent's words as they came
             self._gaps.append(gap(AGENT_OBSERVATIONS_INVALID, None, type(error).__name__))
             if self._capture is not None:
@@ -217,18 +216,6 @@ class _Building:
                 record[name] = holder | {"gaps": [*(gaps if isinstance(gaps, list) else ()), failed]}
                 return
         record[TRAJECTORY_FIELD] = project(task_id, self._rollout_id, Brought(gaps=[failed]), Captured())
-
-
-def _identity(call: CallView) -> CallIdentity:
-    fields = call.fields
-    server = fields["model_ref"]
-    return CallIdentity(
-        fields["model_call_id"],
-        fields["response_id"],
-        None if server is None else (server["type"], server["name"]),
-        fields["client_session_id"],
-        fields["call_index"],
-    )
 
 
 def _is_redacted(record: Mapping[str, Any]) -> bool:

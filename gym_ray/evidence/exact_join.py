@@ -20,6 +20,7 @@ from gym_ray.evidence.observations.gaps import (
     REFERENCE_AMBIGUOUS,
     REFERENCE_CONFLICT,
     REFERENCE_UNMATCHED,
+    distinct,
     gap,
 )
 
@@ -68,7 +69,7 @@ def exact_join(bundle: Mapping[str, Any], calls: Sequence[CallIdentity]) -> Exac
     joiner.name_unowned()
     kept = (given for given in bundle["gaps"] if not _found_by_a_join(given))
     return ExactJoin(
-        {**bundle, "records": joined, "gaps": _distinct((*kept, *joiner.gaps))},
+        {**bundle, "records": joined, "gaps": distinct((*kept, *joiner.gaps))},
         tuple(joiner.owners),
     )
 
@@ -213,11 +214,3 @@ def _found_by_a_join(given: Mapping[str, Any]) -> bool:
     if code != OWNERSHIP_UNAVAILABLE:
         return code in _REFERENCE_GAPS
     return detail.startswith(_OF_COMPACTION) or (given["invocation_id"] is None and detail.startswith(_OF_CAPTURE))
-
-
-def _distinct(gaps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the gaps without those that say what an earlier one said (D82)."""
-    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
-    for one in gaps:
-        found.setdefault((one["code"], one["invocation_id"], one["detail"]), one)
-    return list(found.values())

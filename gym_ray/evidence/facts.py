@@ -13,7 +13,9 @@ from typing import Any
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.evidence.compact import COMPACT_FIELD
+from gym_ray.evidence.perf import PERF_FIELD
 from gym_ray.evidence.summary import RolloutSummary, summarise
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.token_id_capture.delivery import TOKEN_METRICS_FIELD, TRAINING_ROWS_FIELD
 
@@ -25,7 +27,7 @@ _LEFT_OUT = frozenset(
         "responses_create_params",
         OBSERVATIONS_FIELD,
         ATTACHMENT_FIELD,
-        "ng_trajectory",
+        TRAJECTORY_FIELD,
         COMPACT_FIELD,
         TOKEN_METRICS_FIELD,
         TRAINING_ROWS_FIELD,
@@ -77,7 +79,7 @@ def facts_line(
 def _figures(record: Mapping[str, Any], attachment: Mapping[str, Any] | None) -> dict[str, Any]:
     summary = summarise(record, attachment, _rollout_id(record, attachment), 0.0)
     figures = {name: getattr(summary, name) for name in _FIGURES}
-    perf = record.get("ng_perf")
+    perf = record.get(PERF_FIELD)
     latency = perf.get("total_latency_ms") if isinstance(perf, Mapping) else None
     figures["latency_ms"] = latency if isinstance(latency, int | float) and not isinstance(latency, bool) else None
     return figures

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gym_ray.model_call_capture.records import ModelCallRecord
+from gym_ray.model_call_capture.call_views import CallView
 
 __all__ = ["CallIdentity", "CallLookup", "ModelRef", "match_calls", "model_ref_of"]
 
@@ -35,15 +35,15 @@ class CallIdentity(NamedTuple):
     call_index: int
 
     @classmethod
-    def of(cls, record: ModelCallRecord) -> CallIdentity:
-        """Return the identity of a call record."""
-        ref = record.model_ref
+    def of(cls, call: CallView) -> CallIdentity:
+        """Return the identity of a captured call."""
+        fields = call.fields
         return cls(
-            record.model_call_id,
-            record.response_id,
-            None if ref is None else (ref.type, ref.name),
-            record.client_session_id,
-            record.call_index,
+            fields["model_call_id"],
+            fields["response_id"],
+            model_ref_of(fields),
+            fields["client_session_id"],
+            fields["call_index"],
         )
 
     @classmethod
@@ -68,7 +68,7 @@ class CallIdentity(NamedTuple):
 
 
 def model_ref_of(holder: Mapping[str, Any]) -> ModelRef | None:
-    """Return the ``model_ref`` of a reference or of response metadata, None when it has none."""
+    """Return the ``model_ref`` of a reference, a call or response metadata, None when it has none."""
     ref = holder.get("model_ref")
     return None if ref is None else (ref["type"], ref["name"])
 

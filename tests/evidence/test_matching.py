@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gym_ray.evidence.matching import CallIdentity, CallLookup, match_calls, model_ref_of
-from gym_ray.model_call_capture.records import build_record
+from gym_ray.model_call_capture.call_views import build_view
 
 P, J = ("responses_api_models", "policy"), ("responses_api_models", "judge")
 CALLS = [
@@ -70,14 +70,14 @@ def test_calls_that_share_an_id_are_not_looked_through_for_each_reference() -> N
     assert match_calls(ref, lookup) is first
 
 
-def test_the_identity_of_a_record_is_that_of_its_projection() -> None:
+def test_the_identity_of_a_call_is_that_of_its_projection() -> None:
     exchange = {
         "model_call_id": "c0",
         "client_session_id": "s",
         "model_ref": {"type": P[0], "name": P[1]},
         "response": {"id": "r0"},
     }
-    identity = CallIdentity.of(build_record(exchange, 4))
+    identity = CallIdentity.of(build_view(exchange, 4))
     assert identity == CallIdentity("c0", "r0", P, "s", 4)
     projected = {"model_call_id": "c0", "response_metadata": {"model_ref": exchange["model_ref"], "response_id": "r0"}}
     assert CallIdentity.of_projected(projected, 4) == CallIdentity("c0", "r0", P, None, 4)

@@ -13,8 +13,7 @@ from gym_ray.environments.mcqa import McqaEnvironment
 from gym_ray.evidence.exact_join import exact_join
 from gym_ray.evidence.matching import CallIdentity
 from gym_ray.evidence.observations import validated_bundle
-from gym_ray.model_call_capture.lines import parse_lines
-from gym_ray.model_call_capture.records import build_records
+from gym_ray.model_call_capture.call_views import read_views
 from gym_ray.model_server.engine import EngineRequest
 from gym_ray.model_server.serving import AppServer
 from gym_ray.settings import CallableAgentOptions, ResourcesServerRef, RunSettings, ServerSettings
@@ -57,21 +56,19 @@ async def test_each_captured_call_belongs_to_the_one_who_made_it(tmp_path: Path)
         runner = AgentRunner(settings, urls, run_token=None)
         held.push_async_callback(runner.aclose)
         result = await runner.run(ROW, "0-0", "mine", 30.0)
-        lines, damaged = parse_lines((tmp_path / "0-0.capture.jsonl").read_bytes())
+        calls, unreadable = read_views((tmp_path / "0-0.capture.jsonl").read_bytes())
     assert result.failure is None, result.failure
     assert result.reply is not None
     reply = json.loads(result.reply)
-    assert (reply["reward"], damaged) == (1.0, 0)
+    assert (reply["reward"], unreadable) == (1.0, 0)
 
-    records, unbuildable = build_records(lines)
-    assert unbuildable == 0
-    joined = exact_join(validated_bundle(reply["ng_agent_observations"]), [CallIdentity.of(each) for each in records])
+    joined = exact_join(validated_bundle(reply["ng_agent_observations"]), [CallIdentity.of(call) for call in calls])
     assert joined.owners == ("solver", "checker", "solver")
     assert joined.bundle["gaps"] == []
     solver, checker = joined.bundle["records"]
     assert (solver["parent_invocation_id"], checker["parent_invocation_id"]) == (None, "solver")
     refs = [ref["model_call_id"] for each in (solver, checker) for ref in each["model_calls"]]
-    assert sorted(refs) == sorted(record.model_call_id for record in records)
+    assert sorted(refs) == sorted(call.fields["model_call_id"] for call in calls)
     said = [
         item for item in solver["conversation"] if item["role"] == "assistant" and isinstance(item["content"], list)
     ]

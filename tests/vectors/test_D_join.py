@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from gym_ray.evidence.exact_join import exact_join
 from gym_ray.evidence.matching import CallIdentity
 from gym_ray.evidence.observations import validated_bundle
-from gym_ray.model_call_capture.records import build_record
+from gym_ray.model_call_capture.call_views import build_view
 
 
 def _without_nulls(value: Any) -> Any:
@@ -29,7 +29,7 @@ def test_vector(case: dict[str, Any]) -> None:
         return
     bundle = validated_bundle(case["bundle"])
     given = copy.deepcopy(bundle)
-    calls = [CallIdentity.of(build_record(exchange, index)) for index, exchange in enumerate(case["exchanges"])]
+    calls = [CallIdentity.of(build_view(exchange, index)) for index, exchange in enumerate(case["exchanges"])]
     joined = exact_join(bundle, calls)
     assert _without_nulls(joined.bundle) == expected
     assert bundle == given

@@ -10,7 +10,6 @@ from __future__ import annotations
 from gym_ray.evidence.compact.parts import Parts, merged_parts
 from gym_ray.evidence.compact.record import (
     COMPACT_FIELD,
-    PAYLOADS_BY_REFERENCE,
     compacted,
     inline,
     is_compact,
@@ -19,7 +18,6 @@ from gym_ray.evidence.compact.record import (
 
 __all__ = [
     "COMPACT_FIELD",
-    "PAYLOADS_BY_REFERENCE",
     "Parts",
     "compacted",
     "inline",

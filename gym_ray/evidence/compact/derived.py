@@ -13,12 +13,13 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError
-from gym_ray.evidence.compact.places import TRAJECTORY_FIELD
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.model_call_capture.records import PAYLOAD_FIELDS, ModelCallRecord
 
 __all__ = ["restored", "slimmed"]
 
+# Stored records are restored by these lists, so they stay as they are when the models get new fields.
 _CALL = (
     "model_call_id",
     "started_at",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 
-__all__ = ["CONVERSATION", "TRAJECTORY_FIELD", "Change", "changed"]
+__all__ = ["CONVERSATION", "Change", "changed"]
 
-TRAJECTORY_FIELD = "ng_trajectory"
 CONVERSATION = "conversation"
 
 Change = Callable[[str, Any], Any]

@@ -7,25 +7,24 @@ must be lists of items, are empty there and spelled in a member of their own, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gym_ray.errors import DamagedRecordError
 from gym_ray.evidence.compact.derived import restored, slimmed
 from gym_ray.evidence.compact.encoding import PartWriter, long_texts
 from gym_ray.evidence.compact.parts import PartReader, Parts
-from gym_ray.evidence.compact.places import CONVERSATION, TRAJECTORY_FIELD, changed
+from gym_ray.evidence.compact.places import CONVERSATION, changed
+from gym_ray.evidence.observations.gaps import PAYLOADS_BY_REFERENCE, gap
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 
-__all__ = ["COMPACT_FIELD", "PAYLOADS_BY_REFERENCE", "compacted", "inline", "is_compact", "without_payloads"]
+__all__ = ["COMPACT_FIELD", "compacted", "inline", "is_compact", "without_payloads"]
 
 COMPACT_FIELD = "ng_payloads"
 """Member that makes a record a compact one; a reply's own member of that name is no evidence and must not get here."""
-PAYLOADS_BY_REFERENCE = "payloads_by_reference"
-"""Gap of a compact trajectory: its payloads are in the parts file of the rollout."""
-
 _FORMAT = 1
 _KEPT = ("response", "responses_create_params")
-_GAP = {"code": PAYLOADS_BY_REFERENCE, "invocation_id": None, "detail": None}
+_GAP = gap(PAYLOADS_BY_REFERENCE)
 
 
 def is_compact(record: Mapping[str, Any]) -> bool:
@@ -135,7 +134,7 @@ class _LazyTexts:
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._record = record
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(_held(self._record))
 
 

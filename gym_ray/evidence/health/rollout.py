@@ -19,6 +19,7 @@ from gym_ray.evidence.health.endings import ended_on_failure
 from gym_ray.evidence.health.rules import RULES_VERSION
 from gym_ray.evidence.health.view import RolloutView, view_of
 from gym_ray.evidence.observations import validated_trajectory
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 
 __all__ = [
     "STATS",
@@ -60,7 +61,7 @@ def check_rollout(
         invalid name no file and line.
     """
     findings: list[dict[str, Any]] = []
-    trajectory = record.get("ng_trajectory")
+    trajectory = record.get(TRAJECTORY_FIELD)
     if trajectory is not None and not (trusted and isinstance(trajectory, dict)):
         try:
             trajectory = validated_trajectory(trajectory)
@@ -92,7 +93,7 @@ def _stage_of(record: Mapping[str, Any]) -> int | None:
 
 def _problem_of(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_input=False)
-    where = ".".join(str(part) for part in ("ng_trajectory", *problems[0]["loc"]))
+    where = ".".join(str(part) for part in (TRAJECTORY_FIELD, *problems[0]["loc"]))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return _shortened(f"{where}: {problems[0]['msg']}{more}")
 

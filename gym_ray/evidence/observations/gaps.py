@@ -5,6 +5,9 @@ The vocabulary is open: an agent may report a gap under a name of its own, and i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 __all__ = [
     "AGENT_OBSERVATIONS_INVALID",
     "CAPTURE_GAP_INVALID",
@@ -23,6 +26,7 @@ __all__ = [
     "RESOLUTION_UNAVAILABLE",
     "TURNS_UNAVAILABLE",
     "TURN_MODEL_CALL_SCOPE_INCOMPLETE",
+    "distinct",
     "gap",
 ]
 
@@ -88,3 +92,11 @@ GAP_CODES = frozenset(
 def gap(code: str, invocation_id: str | None = None, detail: str | None = None) -> dict[str, str | None]:
     """Return a gap as bundles and trajectories hold it: all three members, null where nothing is known (D71)."""
     return {"code": code, "invocation_id": invocation_id, "detail": detail}
+
+
+def distinct(gaps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the gaps without those that say what an earlier one said (D82, D98)."""
+    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    for each in gaps:
+        found.setdefault((each["code"], each["invocation_id"], each["detail"]), each)
+    return list(found.values())

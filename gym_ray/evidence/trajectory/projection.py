@@ -17,6 +17,7 @@ from gym_ray.evidence.observations.gaps import (
     MODEL_CALLS_UNAVAILABLE,
     PRODUCER_TRAJECTORY_IDENTITY_MISMATCH,
     TURNS_UNAVAILABLE,
+    distinct,
     gap,
 )
 from gym_ray.evidence.trajectory.model_calls import merged_calls, without_payloads
@@ -118,7 +119,7 @@ def project(
         "turns": turns,
         "model_calls": calls,
         "tool_calls": tool_calls,
-        "gaps": _distinct(gaps),
+        "gaps": distinct(gaps),
     }
     return trajectory if _keeps_the_rules(calls, tool_calls) else validated_trajectory(trajectory)
 
@@ -159,14 +160,6 @@ def _closing_gaps(
     if not any(invocation["conversation"] for invocation in invocations):
         gaps.append(gap(CONVERSATION_UNAVAILABLE))
     return gaps
-
-
-def _distinct(gaps: Iterable[_Object]) -> list[_Object]:
-    """Return the gaps without those that say what an earlier one said (D98)."""
-    found: dict[tuple[Any, ...], _Object] = {}
-    for each in gaps:
-        found.setdefault((each["code"], each["invocation_id"], each["detail"]), each)
-    return list(found.values())
 
 
 def _keeps_the_rules(calls: Iterable[_Object], tool_calls: Iterable[_Object]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from gym_ray.evidence.perf import PERF_FIELD
 from gym_ray.rollouts.metrics.numbers import finite, linear_percentile, mean, median, sample_std
 from gym_ray.rollouts.metrics.perf_summary import PerfSummary
 from gym_ray.rollouts.metrics.student import t_975
@@ -62,7 +63,7 @@ class ReplyMetrics:
         """
         kept = []
         for reply in replies:
-            self._perf.add(reply.get("ng_perf"))
+            self._perf.add(reply.get(PERF_FIELD))
             self._all_repeats.add(_key(reply.get("_ng_rollout_index")))
             if reply.get("mask_sample"):
                 self._masked += 1
@@ -85,7 +86,8 @@ class ReplyMetrics:
         for name, value in numbers.items():
             if name not in self._fields:
                 if len(self._fields) >= _MOST_FIELDS:
-                    self._left_out.add(name) if len(self._left_out) < _MOST_FIELDS else None
+                    if len(self._left_out) < _MOST_FIELDS:
+                        self._left_out.add(name)
                     continue
                 self._fields[name] = None
             columns.setdefault(name, array("d")).append(float(value))

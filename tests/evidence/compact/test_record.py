@@ -16,7 +16,6 @@ from gym_ray import exact_json
 from gym_ray.errors import DamagedRecordError
 from gym_ray.evidence.compact import (
     COMPACT_FIELD,
-    PAYLOADS_BY_REFERENCE,
     Parts,
     compacted,
     inline,
@@ -24,6 +23,7 @@ from gym_ray.evidence.compact import (
     without_payloads,
 )
 from gym_ray.evidence.observations import TrajectoryRecord
+from gym_ray.evidence.observations.gaps import PAYLOADS_BY_REFERENCE
 
 _VECTORS = Path(__file__).parents[2] / "vectors" / "D_pipeline.json"
 _CASES = json.loads(_VECTORS.read_text("utf-8"))["cases"] if _VECTORS.exists() else []
