@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,3 +150,9 @@ def test_a_report_does_not_depend_on_the_order_of_its_rows(rows: list[Any], rand
     for task, entry in summaries[0]["tasks"].items():
         assert entry["repeats"] == sum(name == task for name, _ in counted)
         assert entry["healthy"] + entry["unhealthy"] + entry["unobserved"] == entry["repeats"]
+
+
+@pytest.mark.parametrize("task", [{}, [], {"a": 1}])
+def test_a_task_that_is_no_scalar_names_none(task: Any) -> None:
+    line = json.dumps({"_ng_task_index": task, "_ng_rollout_index": 0}).encode()
+    assert check_line(line) == "the record names no task: _ng_task_index is missing or no scalar"

@@ -136,3 +136,10 @@ def test_every_stage_is_one_of_its_own_also_below_zero() -> None:
     stages: list[int | None] = [None, -1, 0, 1, -(1 << 63) + 1, (1 << 63) - 1]
     made = report(*(check_rollout({**keyed, "stage_index": stage}) for stage in stages))
     assert {copies for _, copies in made.ordered()} == {1}
+
+
+def test_copies_of_a_repeat_are_bound_only_when_each_of_them_is() -> None:
+    rows = [row(0, bound=True, succeeded=False), row(0, bound=False, succeeded=False)]
+    ignored = ("rollout_duplicate_identity",)
+    assert "task_no_successful_model_calls" not in tasks(*rows, ignored=ignored)["0"]["flags"]
+    assert "task_no_successful_model_calls" in tasks(rows[0], rows[0], ignored=ignored)["0"]["flags"]

@@ -279,6 +279,12 @@ def test_a_runaway_generation_said_nothing_before_the_limit() -> None:
     assert found(record([turn(1, "c0")], [call("c0", **cut)]), "model_call_runaway_generation") == []
     unseen = record([turn(1, "c0")], [call("c0", response=None, **cut)])
     assert found(unseen, "model_call_runaway_generation") is None
+    spoke, unseen_call = call("c1", response={"content": "text"}, **cut), call("c0", response=None, **cut)
+    assert found(record([turn(1, "c0", "c1")], [unseen_call, spoke]), "model_call_runaway_generation") is None
+    silent_call = call("c1", response={"content": ""}, **cut)
+    assert found(record([turn(1, "c0", "c1")], [unseen_call, silent_call]), "model_call_runaway_generation") == [
+        {"locator": {"call_id": "c1"}, "detail": {"finish_reason": "max_tokens"}}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -363,3 +369,25 @@ def test_ignored_checks_do_not_run_and_unknown_ones_are_named() -> None:
 def test_a_row_is_plain_json() -> None:
     row = check_rollout(record([turn(1, "zz")], [call("c0", status_code=500)]))
     assert json.loads(json.dumps(row)) == row
+
+
+def test_a_call_without_a_time_may_have_been_the_last_one() -> None:
+    failed, unknown = call("c0", started_at=5.0, status_code=500), call("c1")
+    assert found(record([turn(1, "c0", "c1")], [failed, unknown]), "rollout_ended_on_failed_model_call") == []
+
+
+@pytest.mark.parametrize(("started_at", "terminal"), [(4.0, True), (5.0, False), (6.0, False)])
+def test_a_failure_is_terminal_when_no_success_began_with_it_or_later(started_at: float, terminal: bool) -> None:
+    calls = [call("c0", started_at=5.0, status_code=500), call("c1", started_at=started_at)]
+    findings = found(record([turn(1, "c0", "c1")], calls), "model_call_failed")
+    assert [finding["detail"]["terminal"] for finding in findings or ()] == [terminal]
+
+
+def test_references_to_one_id_that_say_different_things_are_looked_up_each() -> None:
+    stranger = {"type": "responses_api_models", "name": "another"}
+    first = turn(1) | {"model_calls": [{"model_call_id": "c0", "model_ref": stranger}]}
+    both = record([first, turn(2, "c0")], [call("c0", completion_tokens=0)])
+    assert found(both, "trajectory_capture_mismatch") == [
+        {"locator": {"call_id": "c0"}, "detail": {"kind": "missing_captured_call"}}
+    ]
+    assert found(both, "model_call_zero_completion_tokens") is not None
