@@ -82,9 +82,9 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
     An object stays, the text of an object is parsed, and empty or missing arguments are ``{}``. Any other text is kept
     under ``_raw``, unrepaired; so is an object that nests too deeply for a record.
     """
-    if isinstance(arguments, dict):
-        return arguments
-    if not isinstance(arguments, str) or not arguments:
+    if not isinstance(arguments, str):
+        return arguments if isinstance(arguments, dict) else {}
+    if not arguments:
         return {}
     parsed = exact_json.loads_object(arguments.encode("utf-8", "surrogatepass"))
     if parsed is None or (len(arguments) > _DEEPEST_LEVELS and exact_json.nests_deeper(parsed, _DEEPEST_LEVELS)):

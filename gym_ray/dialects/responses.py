@@ -303,18 +303,24 @@ def calls_and_thoughts(response: dict[str, Any]) -> tuple[list[tuple[Any, Any, A
     texts: list[Any] = []
     output = response.get("output")
     for item in output if isinstance(output, list) else ():
-        kind = item.get("type") if isinstance(item, dict) else None
-        if kind == "message" or not isinstance(kind, str):
+        if not isinstance(item, dict):
+            continue
+        get = item.get
+        kind = get("type")
+        if kind == "message":
             continue
         if kind == "reasoning":
             texts += _thoughts(item)
-        elif kind.endswith("_call"):
-            calls.append((item.get("call_id") or item.get("id"), item.get("name") or kind[:-5], _asked(item)))
+        elif isinstance(kind, str) and kind.endswith("_call"):
+            asked = get("arguments")
+            calls.append(
+                (get("call_id") or get("id"), get("name") or kind[:-5], _asked(item) if asked is None else asked)
+            )
     return calls, texts
 
 
 def _asked(item: dict[str, Any]) -> Any:
-    for member in ("arguments", "input", "action"):
+    for member in ("input", "action"):
         if (asked := item.get(member)) is not None:
             return asked
     return None

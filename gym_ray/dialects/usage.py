@@ -59,12 +59,12 @@ def count_values(usage: object) -> _Counts:
         return _NOTHING
     get = usage.get
     prompt, given = get("prompt_tokens_details"), get("input_tokens_details")
-    tokens_in = _tokens_in(usage, openai_style=isinstance(prompt, dict) or isinstance(given, dict))
+    tokens_in = _tokens_in(usage, openai_style=isinstance(given, dict) or isinstance(prompt, dict))
     tokens_out = _first(usage, _GENERATED)
     total = count(get("total_tokens"))
     if total is None and tokens_in is not None and tokens_out is not None:
         total = tokens_in + tokens_out
-    cached = _first(prompt, _CACHED)
+    cached = None if prompt is None else _first(prompt, _CACHED)
     if cached is None and (cached := _first(given, _CACHED)) is None:
         cached = _first(usage, _CACHED_ABOVE)
     reasoning = _first(get("output_tokens_details"), _REASONING)

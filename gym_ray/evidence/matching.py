@@ -84,11 +84,11 @@ class CallLookup:
         self._by_id: dict[str, list[int]] = {}
         self._by_pair: dict[tuple[ModelRef, str], list[int]] = {}
         self._refined: dict[str, dict[tuple[ModelRef | None, str | None], list[int]]] = {}
-        for place, call in enumerate(self.identities):
-            if call.model_call_id:
-                self._by_id.setdefault(call.model_call_id, []).append(place)
-            if call.model_ref is not None and call.response_id:
-                self._by_pair.setdefault((call.model_ref, call.response_id), []).append(place)
+        for place, (call_id, response_id, model_ref, *_) in enumerate(self.identities):
+            if call_id:
+                self._by_id.setdefault(call_id, []).append(place)
+            if model_ref is not None and response_id:
+                self._by_pair.setdefault((model_ref, response_id), []).append(place)
 
     def by_pair(self, model_ref: ModelRef, response_id: str) -> list[int]:
         """Return the places of the calls with that model server and response id."""

@@ -70,11 +70,12 @@ def _number_of(tool_calls: Sequence[Mapping[str, Any]], ids: Iterable[str]) -> i
     return sum(call["invocation_id"] in listed for call in tool_calls)
 
 
-def _places_of(invocations: Iterable[Mapping[str, Any]], owners: Iterable[str | None]) -> list[list[int]]:
-    owned: dict[str | None, list[int]] = {}
+def _places_of(invocations: Sequence[Mapping[str, Any]], owners: Iterable[str | None]) -> list[list[int]]:
+    owned: dict[str | None, list[int]] = {invocation["invocation_id"]: [] for invocation in invocations}
     for place, owner in enumerate(owners):
-        owned.setdefault(owner, []).append(place)
-    return [owned.get(invocation["invocation_id"], []) for invocation in invocations]
+        if owner in owned:
+            owned[owner].append(place)
+    return [owned[invocation["invocation_id"]] for invocation in invocations]
 
 
 def _owned_calls(trajectory: Mapping[str, Any]) -> list[list[int]]:

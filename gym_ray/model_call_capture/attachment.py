@@ -97,8 +97,9 @@ class ReadCapture:
 
         Without payloads it holds the very fields of ``calls``, not copies.
         """
-        calls = [call.with_payloads() if include_payloads else call.fields for call in self.calls]
-        return _attachment(rollout_id, aggregate_calls([call.fields for call in self.calls]), calls, self.gaps)
+        fields = [call.fields for call in self.calls]
+        calls = [call.with_payloads() for call in self.calls] if include_payloads else fields
+        return _attachment(rollout_id, aggregate_calls(fields), calls, self.gaps)
 
 
 def read_capture(snapshot: CaptureSnapshot) -> ReadCapture:

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["SplitCall", "split_call"]
+__all__ = ["answer_of", "question_of"]
 
 _CHAT_REASONING = ("reasoning_content", "reasoning")
+_THOUGHTS = ("reasoning",)
 _THINKING = ("thinking", "redacted_thinking")
 
 
-class SplitCall(NamedTuple):
-    """One call as a turn shows it.
-
-    Attributes:
-        question: What was asked.
-        answer: What was answered, without what was thought; None where it could not be told.
-        reasoning: What was thought, None when nothing.
-        tool_calls: How many tool calls the answer asks for.
-    """
-
-    question: Any
-    answer: Any
-    reasoning: Any
-    tool_calls: int
-
-
-def split_call(request: Any, response: Any) -> SplitCall:
-    """Split a call by the shape of its answer, whatever route it came from; never raises.
+def question_of(request: Any) -> Any:
+    """Return what was asked.
 
     Args:
-        request: Its parsed request, or the raw text of one that could not be parsed.
-        response: Its parsed response, or the raw text.
+        request: The parsed request of a call, or the raw text of one that could not be parsed.
 
     Returns:
-        Its parts, which share everything with the payloads; only a list is new where some of its items are not its own.
+        It shares everything with the request; only a list is new where some of its items are not its own.
     """
-    answer, reasoning, tool_calls = _answer(response)
-    return SplitCall(_question(request), answer, reasoning, tool_calls)
-
-
-def _question(request: Any) -> Any:
     if not isinstance(request, dict):
         return request
     asked = request.get("input")
@@ -59,23 +38,24 @@ def _typed(item: Any) -> Any:
     return item
 
 
-def _answer(response: Any) -> tuple[Any, Any, int]:
+def answer_of(response: Any) -> tuple[Any, Any, int]:
+    """Split an answer by its shape, whatever route it came from; never raises.
+
+    Args:
+        response: The parsed response of a call, or the raw text of one that could not be parsed.
+
+    Returns:
+        What was answered, without what was thought, None where it could not be told; what was thought, None when
+        nothing; how many tool calls the answer asks for. All of it is shared with the response.
+    """
     if isinstance(response, dict):
         if isinstance(items := response.get("output"), list):
-            return _of_responses(items)
+            return _parted(items, _THOUGHTS, "function_call")
         if isinstance(choices := response.get("choices"), list):
             return _of_chat(choices)
         if isinstance(content := response.get("content"), list):
-            return _of_messages(content)
+            return _parted(content, _THINKING, "tool_use")
     return None, None, 0
-
-
-def _of_responses(output: list[Any]) -> tuple[Any, Any, int]:
-    return _parted(output, ("reasoning",), "function_call")
-
-
-def _of_messages(content: list[Any]) -> tuple[Any, Any, int]:
-    return _parted(content, _THINKING, "tool_use")
 
 
 def _of_chat(choices: list[Any]) -> tuple[Any, Any, int]:
@@ -98,6 +78,7 @@ def _parted(items: list[Any], thoughts: tuple[str, ...], tool_call: str) -> tupl
         if kind in thoughts:
             reasoning.append(item)
             continue
-        calls += kind == tool_call
+        if kind == tool_call:
+            calls += 1
         answer.append(item)
     return answer, reasoning or None, calls

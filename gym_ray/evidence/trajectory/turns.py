@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gym_ray.evidence.trajectory.splitting import split_call
+from gym_ray.evidence.trajectory.splitting import answer_of, question_of
 
 __all__ = ["derived_turns"]
 
@@ -33,7 +33,7 @@ def derived_turns(
     for call, owner in zip(calls, owners, strict=True):
         if owner is None or call["response"] is None:
             continue
-        split = split_call(call["request"], call["response"])
+        answer, reasoning, tool_calls = answer_of(call["response"])
         last_numbers[owner] = number = last_numbers.get(owner, 0) + 1
         turns.append(
             {
@@ -42,25 +42,25 @@ def derived_turns(
                 "rollout_id": rollout_id,
                 "turn_no": number,
                 "timestamp": _time(call),
-                "question": split.question,
-                "answer": split.answer,
-                "reasoning_content": split.reasoning,
+                "question": question_of(call["request"]),
+                "answer": answer,
+                "reasoning_content": reasoning,
                 "resolved": None,
                 "step_count": steps.get(owner, 0),
                 "model_calls": [_reference(call)],
             }
         )
-        steps[owner] = steps.get(owner, 0) + split.tool_calls
+        steps[owner] = steps.get(owner, 0) + tool_calls
     if turns and resolved is not None:
         turns[-1]["resolved"] = resolved
     return turns
 
 
 def _time(call: dict[str, Any]) -> float:
-    for name in ("started_at", "completed_at"):
-        if call[name] is not None:
-            return float(call[name])
-    return 0.0
+    started, completed = call["started_at"], call["completed_at"]
+    if started is None:
+        started = completed
+    return 0.0 if started is None else float(started)
 
 
 def _reference(call: dict[str, Any]) -> dict[str, Any]:

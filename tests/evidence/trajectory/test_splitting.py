@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.evidence.trajectory.splitting import split_call
+from gym_ray.evidence.trajectory.splitting import answer_of, question_of
 
 CALL = {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"}
 TEXT = {"type": "message", "role": "assistant", "content": []}
@@ -26,7 +26,7 @@ THOUGHT = {"type": "reasoning", "summary": []}
 def test_what_was_asked(request_body: Any, question: Any) -> None:
     if question == "typed":
         question = [{"type": "message", "role": "user", "content": "x"}, THOUGHT, "odd"]
-    assert split_call(request_body, None).question == question
+    assert question_of(request_body) == question
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_what_was_asked(request_body: Any, question: Any) -> None:
     ],
 )
 def test_what_was_answered_and_thought(response: Any, answer: Any, reasoning: Any, tool_calls: int) -> None:
-    assert tuple(split_call(None, response))[1:] == (answer, reasoning, tool_calls)
+    assert answer_of(response) == (answer, reasoning, tool_calls)
