@@ -43,15 +43,17 @@ def requeue_invalid_judge(paths: RunPaths, *, calls: FileCalls | None = None) ->
     try:
         sidecar.repair()
         main.repair()
-        moved_before = _moved_before(paths, calls)
+        moved = _moved_before(paths, calls)
         gone: set[int] = set()
         for offset, line in _lines(paths, "main", calls):
             failure = _as_failure(line)
             if failure is None:
                 continue
             gone.add(offset)
-            if line_digest(line).hex() not in moved_before:
+            digest = line_digest(line).hex()
+            if digest not in moved:
                 sidecar.append(failure)
+                moved.add(digest)
     finally:
         sidecar.close()
         main.close()

@@ -10,7 +10,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import PosixStore
 
-__all__ = ["RunManifest", "publish_manifest", "read_manifest"]
+__all__ = ["RunManifest", "check_output", "publish_manifest", "read_manifest"]
 
 _FORMAT = 1
 
@@ -28,6 +28,7 @@ class RunManifest:
         materialized_sha256: Digest of the materialised file, hexadecimal.
         ledger_frames_lost: Damaged frames that a salvage took out of the ledger: each may have been any row's start.
         capture_dir: Where its model calls are captured, "" where they are not or nobody said.
+        output: Name of its main output, "" where nobody said.
     """
 
     run_id: str
@@ -38,6 +39,7 @@ class RunManifest:
     materialized_sha256: str
     ledger_frames_lost: int = 0
     capture_dir: str = ""
+    output: str = ""
 
 
 _REQUIRED = {"run_id": str, "rows": int, "materialized_sha256": str}
@@ -87,4 +89,17 @@ def read_manifest(paths: RunPaths) -> RunManifest | None:
         value["materialized_sha256"],
         lost if isinstance(lost, int) else 0,
         str(value.get("capture_dir", "")),
+        str(value.get("output", "")),
     )
+
+
+def check_output(paths: RunPaths, manifest: RunManifest) -> None:
+    """Refuse a run directory that belongs to another output: all names follow from what stands before the last dot.
+
+    Raises:
+        InputError: The other output is there; names it.
+    """
+    other = paths.output.with_name(manifest.output or paths.output.name)
+    if other != paths.output and other.exists() and RunPaths(other).directory == paths.directory:
+        problem = f"its files would bear the names of those of {other}; choose a name that differs before its last dot"
+        raise InputError(paths.output, 0, "", problem)

@@ -16,7 +16,7 @@ from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.record_file import RecordFile
 from gym_ray.rollouts.record_reading import line_number
 from gym_ray.rollouts.recovery import Recovered, recover
-from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest, read_manifest
+from gym_ray.rollouts.run_manifest import RunManifest, check_output, publish_manifest, read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_start import RunLock, create_outputs, remove_left_overs
 from gym_ray.rollouts.run_state import RunState
@@ -82,7 +82,7 @@ def resume_run(
         raise InputError(missing, 0, "", "there is no run to resume here: the file is missing; start the run afresh")
     with opened_rows(paths) as rows:
         known = read_manifest(paths)
-        manifest, warnings = known or _new_manifest(rows), _made_whole(paths, calls)
+        manifest, warnings = known or _new_manifest(paths, rows), _made_whole(paths, calls)
         if known is not None and not paths.ledger.exists() and calls.stat(str(paths.output)).st_size:
             warnings.append(f"{paths.ledger}: is missing; attempts that were killed without a record may run again")
         manifest = _with_whole_ledger(paths, manifest, salvage, calls)
@@ -105,7 +105,10 @@ def opened_rows(paths: RunPaths) -> MaterialisedRows:
         InputError: The rows cannot be used, or are another run's.
         StorageError: A file cannot be read, or the index of the rows not written.
     """
-    rows, manifest = MaterialisedRows.of(paths), read_manifest(paths)
+    manifest = read_manifest(paths)
+    if manifest is not None:
+        check_output(paths, manifest)
+    rows = MaterialisedRows.of(paths)
     if manifest is None or manifest.rows == len(rows):
         return rows
     problem = f"the run has {manifest.rows} rows, but {paths.materialised} has {len(rows)}"
@@ -113,8 +116,9 @@ def opened_rows(paths: RunPaths) -> MaterialisedRows:
     raise InputError(paths.manifest, 0, "rows", f"{problem}; restore the files of one run, or start afresh")
 
 
-def _new_manifest(rows: MaterialisedRows) -> RunManifest:
-    return RunManifest(uuid.uuid4().hex, datetime.now(UTC).isoformat(), "", len(rows), None, rows.sha256)
+def _new_manifest(paths: RunPaths, rows: MaterialisedRows) -> RunManifest:
+    run_id, found_at = uuid.uuid4().hex, datetime.now(UTC).isoformat()
+    return RunManifest(run_id, found_at, "", len(rows), None, rows.sha256, output=paths.output.name)
 
 
 def _made_whole(paths: RunPaths, calls: FileCalls) -> list[str]:

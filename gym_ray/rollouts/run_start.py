@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gym_ray.errors import StorageError
+from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.materialised import Materialisation, materialise_rows
 from gym_ray.rollouts.materialised_rows import build_row_index
 from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_manifest import RunManifest, publish_manifest
+from gym_ray.rollouts.run_manifest import RunManifest, check_output, publish_manifest, read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_term import begin_term
 from gym_ray.storage.calls import FileCalls
@@ -127,12 +127,14 @@ def begin_run(
         calls: The seam to the operating system.
 
     Raises:
-        InputError: A row cannot be used; nothing of an earlier run has changed.
+        InputError: A row cannot be used, or the run's files would be those of another output; nothing of an earlier run
+            has changed.
         StorageError: The place cannot be written.
     """
     paths, run_id, calls = lock.paths, uuid.uuid4().hex, calls or FileCalls()
     new_rows = paths.directory / f"materialised-{run_id}.tmp"
     try:
+        _check_directory(paths)
         remove_left_overs(paths)
         materialisation = materialise_rows(Path(source), new_rows, options, run_id=run_id)
         if claim is not None:
@@ -142,12 +144,22 @@ def begin_run(
         new_rows.rename(paths.materialised)
         sync_directory(calls, str(paths.output.parent))
         build_row_index(paths)
-        publish_manifest(paths, _manifest(run_id, Path(source), materialisation, capture_dir), calls=calls)
+        manifest = _manifest(paths, run_id, Path(source), materialisation, capture_dir)
+        publish_manifest(paths, manifest, calls=calls)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(f"{paths.output}: the run cannot begin: {error}") from error
     return RunStart(run_id, materialisation, set_aside)
+
+
+def _check_directory(paths: RunPaths) -> None:
+    try:
+        manifest = read_manifest(paths)
+    except InputError:
+        return  # a damaged one is set aside with the rest
+    if manifest is not None:
+        check_output(paths, manifest)
 
 
 def remove_left_overs(paths: RunPaths) -> None:
@@ -211,7 +223,9 @@ def _remove_public_copies(paths: RunPaths) -> None:
             public.unlink()
 
 
-def _manifest(run_id: str, source: Path, materialisation: Materialisation, capture_dir: Path | None) -> RunManifest:
+def _manifest(
+    paths: RunPaths, run_id: str, source: Path, materialisation: Materialisation, capture_dir: Path | None
+) -> RunManifest:
     return RunManifest(
         run_id,
         datetime.now(UTC).isoformat(),
@@ -220,4 +234,5 @@ def _manifest(run_id: str, source: Path, materialisation: Materialisation, captu
         materialisation.tasks,
         materialisation.sha256,
         capture_dir="" if capture_dir is None else str(capture_dir),
+        output=paths.output.name,
     )

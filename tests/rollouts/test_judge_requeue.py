@@ -45,6 +45,14 @@ def test_results_without_a_valid_verdict_become_failures_and_run_again(tmp_path:
     assert lines(paths.failures) == moved
 
 
+def test_one_result_that_stands_there_twice_is_one_failure(tmp_path: Path) -> None:
+    paths = story(tmp_path)
+    with paths.output.open("ab") as file:
+        file.write(paths.output.read_bytes().splitlines(keepends=True)[1])
+    assert requeue_invalid_judge(paths) == 3
+    assert [failure["_ng_task_index"] for failure in lines(paths.failures)] == [1, 3]
+
+
 class Died(Exception):
     """Stands for the process's death."""
 

@@ -11,7 +11,9 @@ import pytest
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
+from gym_ray.rollouts.run_resume import resume_run
 from gym_ray.rollouts.run_start import RunLock, RunStart, begin_run
 from gym_ray.testing.storage_faults import ForgetfulCalls, RecordingCalls
 
@@ -144,6 +146,26 @@ def test_a_bad_row_leaves_an_earlier_run_untouched(tmp_path: Path, bad: object) 
     with pytest.raises(InputError):
         begin(tmp_path, source(tmp_path, ROW, bad))
     assert tree(tmp_path / "results") == before
+
+
+def test_a_run_does_not_take_the_files_of_an_output_with_the_same_stem(tmp_path: Path) -> None:
+    paths, _ = begin(tmp_path, source(tmp_path))
+    twin = RunPaths(paths.output.with_suffix(".7"))
+    before = tree(tmp_path)
+    with RunLock(twin) as lock:
+        with pytest.raises(InputError, match=r"r\.7: its files would bear the names of those of .*r\.jsonl; choose"):
+            begin_run(lock, tmp_path / "in.jsonl", RowOptions())
+        assert tree(tmp_path) == before
+        twin.output.touch()
+        with pytest.raises(InputError, match=r"r\.7: its files would bear the names"):
+            resume_run(lock)
+        paths.output.unlink()
+        assert resume_run(lock).rows == 1, "an output that was renamed is the run's own"
+        paths.manifest.write_bytes(b"{")
+        assert begin_run(lock, tmp_path / "in.jsonl", RowOptions()).set_aside is not None
+    manifest = read_manifest(twin)
+    assert manifest is not None
+    assert manifest.output == "r.7"
 
 
 def test_left_overs_of_a_start_that_died_are_removed(tmp_path: Path) -> None:
