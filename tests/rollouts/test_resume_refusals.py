@@ -51,6 +51,14 @@ def test_a_ledger_in_another_order_gives_no_row_the_record_of_another(
     ]
 
 
+def test_a_ledger_that_holds_frames_of_an_index_is_refused(tmp_path: Path) -> None:
+    paths = story(tmp_path)
+    with LedgerLog(paths.ledger) as log:
+        log.append_frames([Frame(FrameKind.FINISHED, 2, 0, bytes(16), 1, length=3)])
+    with pytest.raises(StorageError, match=r"ledger\.log: a frame for row 2 is not one of this run"):
+        resumed(paths)
+
+
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_a_row_that_was_damaged_when_it_started_last_may_be_restored(tmp_path: Path, attempt: int) -> None:
     """Its start bears a name that the restored row does not have; the ledger is this run's all the same."""

@@ -104,5 +104,6 @@ def test_the_last_record_must_be_where_its_frame_says(tmp_path: Path) -> None:
     assert not is_there(written_line("main", 0, lines[0].replace(b"1", b"2")))
     assert not is_there(written_line("main", 8, lines[1]))
     assert not is_there(Written("main", 0, 8))
+    assert not is_there(Written("main", 1, 8)), "a record begins where a line does"
     path.write_bytes(b"")
     assert not is_there(written_line("main", 0, lines[0]))
