@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_ray.rollouts.failure_classes import REUSES_DELIVERABLE, TERMINAL, TERMINAL_TIMEOUTS_RETRIED, flags_class
+from gym_ray.rollouts.retry_rules import is_gated
 
 __all__ = ["RunState"]
 
@@ -89,14 +90,19 @@ class RunState:
         np.bitwise_or.at(np.frombuffer(self.terminal, np.uint8), ordinals, (flags & _KEPT_BITS).astype(np.uint8))
         np.frombuffer(self.last_class, np.uint8)[ordinals] = flags >> 8 & 0xFF  # of a row's several, the last stays
 
-    def pending(self, max_attempts: int) -> Iterator[int]:
-        """Yield the rows that D53 does not gate, in order: not done, not terminal, fewer failures than allowed."""
+    def pending(self, max_attempts: int, *, retry_terminal_timeouts: bool = False) -> Iterator[int]:
+        """Yield the rows that may still run, in order: not done, and not gated (see :func:`~.retry_rules.is_gated`)."""
         for ordinal, done in enumerate(self.done):
-            if not done and not self.terminal[ordinal] & TERMINAL and self.failures[ordinal] < max_attempts:
+            if not done and not is_gated(
+                self.failures[ordinal],
+                self.terminal[ordinal],
+                max_attempts,
+                retry_terminal_timeouts=retry_terminal_timeouts,
+            ):
                 yield ordinal
 
-    def count(self, max_attempts: int) -> tuple[int, int, int]:
+    def count(self, max_attempts: int, *, retry_terminal_timeouts: bool = False) -> tuple[int, int, int]:
         """Return how many rows are done, gated by their failures, and pending; their sum is the number of rows."""
         done = sum(self.done)
-        pending = sum(1 for _ in self.pending(max_attempts))
+        pending = sum(1 for _ in self.pending(max_attempts, retry_terminal_timeouts=retry_terminal_timeouts))
         return done, len(self) - done - pending, pending

@@ -21,7 +21,6 @@ from gym_ray.rollouts.ledger_log import LedgerLog
 from gym_ray.rollouts.longest_first import longest_first
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
-from gym_ray.rollouts.retry_rules import is_gated
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_index import IndexLog
 from gym_ray.rollouts.run_log import RunOutputs
@@ -129,8 +128,10 @@ class RunSession:
             requeue_invalid_judge(self.plan.paths)
         found = resume_run(lock, salvage=self.plan.salvage, claim=self._claim_unfinished)
         self._state = found.state
-        done = sum(found.state.done)
-        given_up = found.rows - done - sum(1 for _ in self._unfinished(found.state))
+        limits = self.plan.settings
+        done, given_up, _ = found.state.count(
+            limits.max_attempts, retry_terminal_timeouts=limits.retry_terminal_timeouts
+        )
         warnings = (*found.warnings, *self._other_captures())
         return SessionStart(found.run_id, found.rows, True, done, given_up, None, warnings)
 
@@ -141,25 +142,16 @@ class RunSession:
             place = "are not captured" if now is None else f"go to {now}"
             yield f"model calls of earlier attempts are in {before}; those of this run {place}"
 
-    def _unfinished(self, state: RunState) -> Iterable[int]:
-        """Yield the rows that may still run."""
-        limits = self.plan.settings
-        for ordinal, done in enumerate(state.done):
-            if not done and not is_gated(
-                state.failures[ordinal],
-                state.terminal[ordinal],
-                limits.max_attempts,
-                retry_terminal_timeouts=limits.retry_terminal_timeouts,
-            ):
-                yield ordinal
-
     def _claim_all(self, rows_file: Path) -> None:
         with MaterialisedRows(rows_file) as rows:
             self._claim(rows, lambda: range(len(rows)))
 
     def _claim_unfinished(self, rows: MaterialisedRows, state: RunState) -> None:
         """Claim what this run may still capture; finished rows are not read, so that a resume stays cheap."""
-        self._claim(rows, lambda: self._unfinished(state))
+        limits = self.plan.settings
+        self._claim(
+            rows, lambda: state.pending(limits.max_attempts, retry_terminal_timeouts=limits.retry_terminal_timeouts)
+        )
 
     def _claim(self, rows: MaterialisedRows, ordinals: Callable[[], Iterable[int]]) -> None:
         for directory in self.plan.capture_dirs:

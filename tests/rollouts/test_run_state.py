@@ -58,6 +58,15 @@ def test_what_gates_a_row() -> None:
     )
 
 
+def test_the_second_rule_of_what_is_final_gates_other_rows() -> None:
+    state = RunState.fresh(2)
+    state.note_failure(0, 0, failure_flags({"_ng_failure_class": "timeout_exceeded", "_ng_failure_terminal": True}))
+    state.note_failure(1, 0, failure_flags({"_ng_failure_class": "skipped"}))
+    assert list(state.pending(3)) == [1]
+    assert list(state.pending(3, retry_terminal_timeouts=True)) == [0]
+    assert state.count(3, retry_terminal_timeouts=True) == (0, 1, 1)
+
+
 def test_numbers_that_do_not_fit_stay_at_their_largest() -> None:
     state = RunState.fresh(1)
     for _ in range(300):
