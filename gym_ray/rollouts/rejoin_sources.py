@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gym_ray import exact_json
+from gym_ray.errors import StorageError
 from gym_ray.rollouts.record_reading import lines_between
 
 __all__ = ["Sources"]
@@ -31,12 +32,10 @@ class Sources:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._descriptor = -1
-        self.complete = path.exists()
+        kept = self.complete = path.exists()
         hashes, places = array("Q"), array("Q")
-        if self.complete:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if kept:
             for offset, line in lines_between(path, 0, path.stat().st_size):
                 name = (exact_json.loads_object(line) or {}).get("rollout_id") if line.strip() else ""
                 if not isinstance(name, str):
@@ -47,6 +46,8 @@ class Sources:
         self._hashes, self._places = np.array(hashes, np.uint64), np.array(places, np.uint64)
         order = np.argsort(self._hashes, kind="stable")
         self._hashes, self._places = self._hashes[order], self._places[order]
+        if kept:
+            self._descriptor = _opened(path)  # last, so that what goes wrong before leaves nothing open
 
     def __enter__(self) -> Sources:
         return self
@@ -71,6 +72,13 @@ class Sources:
             if source.pop("rollout_id", None) == rollout_id:
                 return source
         return None
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
 
 
 def _hash(name: str) -> int:
