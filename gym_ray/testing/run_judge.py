@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.model_call_capture import CaptureStore
+from gym_ray.model_call_capture.attachment import INCOMPLETE, WRITER_UNREACHABLE
 from gym_ray.rollouts.failure_classes import failure_flags
 from gym_ray.rollouts.frame_log import FrameKind, read_frames
 from gym_ray.rollouts.ledger_log import rollout_digest
@@ -30,6 +31,7 @@ from gym_ray.rollouts.run_paths import OutputFile, RunPaths
 __all__ = ["RunJudge", "Standing"]
 
 _ROLLOUT = re.compile(r"(\d+)-0(?:-a(\d+))?")
+_OF_A_DEAD_SERVER = frozenset({WRITER_UNREACHABLE, INCOMPLETE})
 _MAY_NEVER_HAVE_RUN = frozenset({"worker_lost", "node_lost", "agent_request_failed"})
 
 
@@ -43,6 +45,8 @@ class Standing:
         pending: The rest.
         unrecorded: Attempts that began and have no record.
         torn: Bytes of half lines at the ends of the outputs.
+        doubted: Results whose records say that a server was gone before it could be asked what it had recorded. What
+            they hold is right all the same, or the judge would not have let them pass.
     """
 
     done: frozenset[int]
@@ -50,10 +54,12 @@ class Standing:
     pending: frozenset[int]
     unrecorded: frozenset[str]
     torn: int
+    doubted: frozenset[str]
 
     def __str__(self) -> str:
         counts = f"{len(self.done)} done, {len(self.gated)} given up, {len(self.pending)} pending"
-        return f"{counts}, {len(self.unrecorded)} attempts cut off, {self.torn} bytes torn"
+        doubts = f"{len(self.doubted)} results with a gap"
+        return f"{counts}, {len(self.unrecorded)} attempts cut off, {self.torn} bytes torn, {doubts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,11 @@ class _Stored:
     rollout_id: str
     row: int
     attempt: int
+
+    @property
+    def gaps(self) -> set[str]:
+        """Codes of what its capture may lack."""
+        return {gap["code"] for gap in self.record["ng_model_call_capture"].get("gaps") or ()}
 
 
 class RunJudge:
@@ -184,7 +195,10 @@ class RunJudge:
         pending = set(range(self._rows)) - done - gated
         assert len(done) + len(gated) + len(pending) == self._rows, "a row is in two places, or in none"
         unrecorded = began - set(self._stored)
-        return Standing(frozenset(done), frozenset(gated), frozenset(pending), frozenset(unrecorded), torn)
+        doubted = {stored.rollout_id for stored in self._stored.values() if stored.file == "main" and stored.gaps}
+        return Standing(
+            frozenset(done), frozenset(gated), frozenset(pending), frozenset(unrecorded), torn, frozenset(doubted)
+        )
 
     # What was said, against what is stored.
 
@@ -222,7 +236,7 @@ class RunJudge:
         if stored.file == "main":
             assert ended, f"{rollout_id}: a result of an agent that did not end"
             assert calls == given == record["answers"], f"{rollout_id}: given {given}, recorded {calls}"
-            assert not attached.get("gaps"), f"{rollout_id}: {attached['gaps']}"
+            assert stored.gaps <= _OF_A_DEAD_SERVER, f"{rollout_id}: {attached['gaps']}"
             self._check_observed(record, given)
             return
         assert began or record["_ng_failure_class"] in _MAY_NEVER_HAVE_RUN, f"{rollout_id} failed and never began"

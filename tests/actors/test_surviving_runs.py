@@ -270,6 +270,7 @@ def test_runs_survive_the_death_of_any_process(
         last = run.judge.look(whole=True)
     assert last.gated >= {n for n in range(run.rows) if n % 9 == 4}
     log.info("after %d rounds: %s; kills %s, in mid-flight %s", rounds, last, chaos.kills, chaos.hits)
+    assert len(last.doubted) <= 3 * chaos.kills["model"], f"{last.doubted} doubt their captures"
     assert chaos.hits.total() >= chaos.kills.total() / 2, f"{chaos.kills}, of which in mid-flight {chaos.hits}"
     for victim, kills in chaos.kills.items():
         if kills >= 10:  # fewer may all have been unlucky

@@ -78,6 +78,21 @@ def test_a_true_story_is_believed(story: Story) -> None:
     assert (standing.done, standing.gated, standing.pending) == ({0, 2}, {1}, set())
 
 
+def with_gap(story: Story, code: str) -> None:
+    record = story.record_of("2-0", "2-0:1", "2-0:2")
+    record["ng_model_call_capture"]["gaps"] = [{"code": code}]
+    story.tell(2, 0, **record)
+
+
+def test_a_server_that_died_makes_a_result_doubted_and_not_wrong(story: Story) -> None:
+    with_gap(story, "model_call_capture_writer_unreachable")
+    assert story.judge.look().doubted == {"2-0"}
+
+
+def gap_without_a_death(story: Story) -> None:
+    with_gap(story, "model_call_capture_calls_missing")
+
+
 def test_a_half_line_is_counted_and_not_forgiven_at_the_end(story: Story) -> None:
     story.judge.look()
     with story.run.paths.output.open("ab") as file:
@@ -186,6 +201,7 @@ def changed_record(story: Story) -> None:
         (index_of_nothing, "where no record begins"),
         (index_of_another_row, "the index says"),
         (changed_record, "has changed"),
+        (gap_without_a_death, "2-0: .*calls_missing"),
     ],
 )
 def test_each_fault_is_found(story: Story, tell: Callable[[Story], None], found: str) -> None:
