@@ -528,6 +528,9 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{JOIN}test_a_compact_record_and_its_parts_are_the_inline_record",
         f"{ROLLOUTS}/test_parts_files.py::test_a_compact_record_is_read_from_its_place_and_from_its_line",
         f"{ROLLOUTS}/test_parts_files.py::test_whoever_reads_lines_gets_them_inline",
+        f"{ROLLOUTS}/test_compact_joins.py::test_what_is_stored_is_small_and_what_is_read_is_whole",
+        f"{ROLLOUTS}/test_compact_joins.py::test_the_parts_are_there_when_the_record_is_stored",
+        f"{ROLLOUTS}/test_compact_joins.py::test_without_its_parts_no_record_is_stored",
     ),
     "164": (
         f"{RESUMED}test_a_resume_reads_128_bytes_a_finished_rollout",

@@ -349,12 +349,14 @@ async def test_an_attempt_that_is_abandoned_takes_its_run_with_it(make_run: Any)
 async def test_a_listener_that_does_not_keep_up_slows_dispatch(make_run: Any) -> None:
     run = make_run(200)
     port = FakePort(run.outputs, capacity=2)
-    finished = run.collection(port).finished()
+    collection = run.collection(port)
+    finished = collection.finished()
     await anext(finished)
-    for _ in range(2000):
-        await asyncio.sleep(0)
-    # Two runs at once, four attempts in hand, and as many records waiting for the listener.
-    assert port.times("run").total() <= 1 + 4 + 4
+    # Two runs at once, four attempts in hand, as many records waiting for the listener, and one that it has.
+    most = 1 + 4 + 4
+    await until(lambda: collection.progress().done >= most or port.times("run").total() > most)
+    assert port.times("run").total() == most
+    assert (collection.progress().running, collection.progress().joining) == (0, 0), "each waits to be heard"
     await finished.aclose()
 
 

@@ -36,6 +36,7 @@ def error_of(path: Path, options: RowOptions | None = None) -> InputError:
         (row(responses_create_params=None), "responses_create_params", "missing"),
         (row(responses_create_params=[1]), "responses_create_params", "an array"),
         (row(responses_create_params={}), "responses_create_params.input", "missing"),
+        (row(responses_create_params={"input": 5}), "responses_create_params.input", "a text or a list"),
         (row(agent_ref={}), "agent_ref.name", "missing"),
         (row(agent_ref="a"), "agent_ref.name", "missing"),
         ({"responses_create_params": {"input": "q"}}, "agent_ref", "names no agent"),
