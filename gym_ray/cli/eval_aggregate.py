@@ -15,7 +15,7 @@ from rich.markup import escape
 from gym_ray import exact_json
 from gym_ray.cli.eval_health import check_ids, print_health
 from gym_ray.cli.options import read_settings
-from gym_ray.cli.report import print_figures, print_warnings
+from gym_ray.cli.report import print_figures, print_warnings, print_written, report_console
 from gym_ray.errors import GymRayError, InputError, SettingsError
 from gym_ray.rollouts.health_files import HealthOutcome, write_health
 from gym_ray.rollouts.health_reading import HealthRules, checked_rows
@@ -79,15 +79,12 @@ def aggregate_runs(
 
 
 def _show(found: Aggregation, health: HealthOutcome | None, written: Sequence[Path]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
-        console = Console(highlight=False, width=max(console.width, 160))
+    console = report_console()
     print_figures(console, found.rows(), found.metrics["overall"], {})
     print_warnings(console, found)
     if health is not None:
         print_health(console, health)
-    for path in (*written, *(health.files if health is not None else ())):
-        console.print(f"[dim]wrote[/] {escape(str(path))}", soft_wrap=True)
+    print_written(console, (*written, *(health.files if health is not None else ())))
 
 
 def aggregation_options(settings: RunSettings) -> AggregationOptions:

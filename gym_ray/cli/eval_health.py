@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gym_ray.cli.report import print_written, report_console
 from gym_ray.cli.run_outputs import find_run
 from gym_ray.errors import SettingsError
 from gym_ray.evidence.health import CHECKS, SEVERITIES, unknown_checks
@@ -44,12 +45,9 @@ def health(
     """Check every record of a run; write quality_summary.json and rollout_verdicts.jsonl."""
     ignored = check_ids((ignore or "").split(","), "--ignore")
     outcome = health_of_records(find_run(place), ignored=ignored, workers=workers)
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
-        console = Console(highlight=False, width=max(console.width, 160))
+    console = report_console()
     print_health(console, outcome)
-    for path in outcome.files:
-        console.print(f"[dim]wrote[/] {escape(str(path))}", soft_wrap=True)
+    print_written(console, outcome.files)
     if (fail_on is not FailOn.never and outcome.errors) or (fail_on is FailOn.warning and outcome.warnings):
         raise typer.Exit(UNHEALTHY)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,37 @@ from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import Progress as RunProgress
 from gym_ray.rollouts.metrics import Aggregation, MetricsRow, RunMetrics
 
-__all__ = ["RunBar", "Waiting", "first_failures", "print_figures", "print_report", "print_warnings"]
+__all__ = [
+    "RunBar",
+    "Waiting",
+    "first_failures",
+    "print_figures",
+    "print_report",
+    "print_warnings",
+    "print_written",
+    "report_console",
+]
 
+_UNFOLDED_WIDTH = 160
 _LOOKED_AT = 1000
 _SHOWN = 300
 _LONG_UNJOINED_S = 5.0
 """A record that is not stored by then is shown: the run waits for its joiners, not for its agents."""
+
+
+def report_console() -> Console:
+    """Return where reports go: standard output, wide enough for a table where it is no terminal."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    # A file or a pipe has no width of its own; nothing is folded for it.
+    return Console(highlight=False, width=max(console.width, _UNFOLDED_WIDTH))
+
+
+def print_written(console: Console, files: Iterable[Path]) -> None:
+    """Name the files that a command wrote, one a line."""
+    for path in files:
+        console.print(f"[dim]wrote[/] {escape(str(path))}", soft_wrap=True)
 
 
 class Waiting:

@@ -15,7 +15,7 @@ from gym_ray.cli.agent_metrics import ask_agents, metrics_urls
 from gym_ray.cli.eval_health import print_health
 from gym_ray.cli.found_servers import Head
 from gym_ray.cli.head import HeadWatch
-from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report
+from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report, report_console
 from gym_ray.cli.run_plan import end_plan
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
 from gym_ray.cli.token_remarks import collection_remarks, control_token, print_warnings
@@ -155,9 +155,7 @@ class _Report:
 
     def show(self, stopped: int) -> int:
         """Print the report and return the exit code; ``stopped`` is what ended the run early, 0 for nothing."""
-        console = Console(highlight=False)
-        if not console.is_terminal:  # a file or a pipe has no width of its own; nothing is folded for it
-            console = Console(highlight=False, width=max(console.width, 160))
+        console = report_console()
         print_report(
             console,
             self.metrics,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gym_ray.cli.report import RunBar, first_failures, print_report
+from gym_ray.cli.report import RunBar, first_failures, print_report, report_console
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.collection import Progress
 from gym_ray.rollouts.metrics import Aggregation, RunMetrics, aggregate
@@ -45,6 +45,14 @@ def printed(width: int, metrics: RunMetrics, state: Progress, first: dict[str, s
     out = io.StringIO()
     print_report(Console(file=out, width=width), metrics, [("records", Path("/a/records.jsonl"))], state, first)
     return out.getvalue()
+
+
+def test_what_goes_to_a_file_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.setenv("COLUMNS", "40")
+    assert report_console().width == 160
+    monkeypatch.setenv("COLUMNS", "300")
+    assert report_console().width == 300
 
 
 @pytest.mark.parametrize("width", [80, 120])
