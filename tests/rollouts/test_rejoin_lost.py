@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from gym_ray import exact_json
+from gym_ray.errors import InputError
 from gym_ray.evidence.join import JoinOptions
+from gym_ray.model_call_capture.attachment import CALLS_MISSING
+from gym_ray.model_call_capture.call_index import RecordedCall
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.parts_files import read_inline
 from gym_ray.rollouts.rejoin import RejoinReport, rejoin
@@ -20,10 +23,14 @@ from gym_ray.testing.written_runs import UnsyncedCalls
 _LONG = "a long question " * 20
 
 
-def _rejoin(run: JoinedRun) -> RejoinReport:
+def _nothing(_: str) -> WrittenCalls:
+    return WrittenCalls()
+
+
+def _rejoin(run: JoinedRun, written_calls: Callable[[str], WrittenCalls] = _nothing) -> RejoinReport:
     run.close()
     options: dict[str, Any] = {"options": JoinOptions(), "calls": UnsyncedCalls()}
-    return rejoin(run.paths, run.captures.root, written_calls=lambda _: WrittenCalls(), **options)
+    return rejoin(run.paths, run.captures.root, written_calls=written_calls, **options)
 
 
 def _reply(*call_ids: str) -> dict[str, Any]:
@@ -134,3 +141,40 @@ def test_a_line_that_nests_too_deeply_is_unreadable_as_in_a_first_join(tmp_path:
         attachment = exact_json.loads(run.paths.output.read_bytes())["ng_model_call_capture"]
         assert attachment["gaps"] == [{"code": "model_call_capture_records_unreadable", "detail": "count=1"}]
         assert [call["model_call_id"] for call in attachment["calls"]] == ["a0", "late"]
+
+
+def test_a_record_that_was_changed_since_is_refused(tmp_path: Path) -> None:
+    with JoinedRun(tmp_path, 2, calls=UnsyncedCalls()) as run:
+        for ordinal in range(2):
+            run.capture(ordinal, [captured_call(f"a{ordinal}", time.time())])
+            run.finish_joined(ordinal, _reply(f"a{ordinal}"))
+        changed = run.paths.output.read_bytes().replace(b'"reward":0.5', b'"reward":0.9', 1)
+        run.paths.output.write_bytes(changed)
+        run.captures.mark_incomplete("1-0")
+        with pytest.raises(InputError, match=r"out.jsonl:1.*it was changed since it was written"):
+            _rejoin(run)
+        assert run.paths.output.read_bytes() == changed
+
+
+def test_a_capture_that_cannot_be_read_any_more_takes_nothing_away(tmp_path: Path) -> None:
+    with JoinedRun(tmp_path, 2, calls=UnsyncedCalls()) as run:
+        run.captures.path_for("1-0").write_bytes(b"{damaged\n")
+        for ordinal in range(2):
+            run.finish_joined(ordinal, {"reward": 0.5})
+        run.captures.path_for("0-0").mkdir()
+        run.captures.clear("1-0")
+        before = run.paths.output.read_bytes()
+        report = _rejoin(run)
+        reasons = [kept.reason for kept in report.kept]
+        assert ["cannot be read now" in reasons[0], reasons[1]] == [True, "its capture is empty now"]
+        assert run.paths.output.read_bytes() == before
+
+
+def test_what_the_servers_still_say_is_not_counted_twice(tmp_path: Path) -> None:
+    said = WrittenCalls(recorded=(RecordedCall("gone", "0-0", 1, 1),))
+    with JoinedRun(tmp_path, 1, calls=UnsyncedCalls()) as run:
+        run.capture(0, [captured_call("a0", time.time())])
+        run.finish_joined(0, _reply("a0"), written=said)
+        gaps = exact_json.loads(run.paths.output.read_bytes())["ng_model_call_capture"]["gaps"]
+        assert gaps == [{"code": CALLS_MISSING, "detail": "count=1"}]
+        assert _rejoin(run, lambda _: said).unchanged == 1

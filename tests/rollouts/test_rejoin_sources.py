@@ -1,40 +1,31 @@
+"""What a reply brought is found by its rollout, and never another one's."""
+
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from gym_ray.errors import StorageError
+from gym_ray import exact_json
+from gym_ray.rollouts import rejoin_sources
 from gym_ray.rollouts.rejoin_sources import Sources
 
 
-def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
-def test_what_cannot_be_read_is_named_and_leaves_nothing_open(tmp_path: Path) -> None:
-    unreadable = tmp_path / "sources.jsonl"
-    unreadable.mkdir()
-    before = descriptors()
-    with pytest.raises(StorageError, match=r"sources\.jsonl"):
-        Sources(unreadable)
-    assert descriptors() == before
-
-
-def test_a_run_that_kept_none_tells_nothing_of_what_replies_brought(tmp_path: Path) -> None:
-    with Sources(tmp_path / "sources.jsonl") as sources:
-        assert not sources.complete
-        assert sources.find("0-0") is None
-
-
-def test_the_last_line_of_a_rollout_counts_and_a_damaged_one_makes_the_file_incomplete(tmp_path: Path) -> None:
+def _sources(tmp_path: Path, *lines: dict[str, object]) -> Path:
     path = tmp_path / "sources.jsonl"
-    path.write_bytes(b'{"rollout_id":"0-0","a":1}\n\n{"rollout_id":"0-1"}\n{"rollout_id":"0-0","a":2}\n')
-    with Sources(path) as sources:
+    path.write_bytes(b"".join(exact_json.dumps(line) + b"\n" for line in lines))
+    return path
+
+
+def test_the_last_line_of_a_rollout_counts(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [{"rollout_id": name, "n": n} for n, name in enumerate(["a", "b", "a", "b", "c"])]
+    with Sources(_sources(tmp_path, *lines)) as sources:
+        assert [sources.find(name) for name in ("a", "b", "c", "d")] == [{"n": 2}, {"n": 3}, {"n": 4}, None]
         assert sources.complete
-        assert [sources.find(name) for name in ("0-0", "0-1", "0-2")] == [{"a": 2}, {}, None]
-    path.write_bytes(path.read_bytes() + b"{half\n")
+
+
+def test_rollouts_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejoin_sources, "_hash", len)
+    path = _sources(tmp_path, {"rollout_id": "a", "n": 1}, {"rollout_id": "b", "n": 2})
     with Sources(path) as sources:
-        assert not sources.complete
-        assert sources.find("0-0") == {"a": 2}
+        assert [sources.find(name) for name in ("a", "b", "c")] == [{"n": 1}, {"n": 2}, None]
