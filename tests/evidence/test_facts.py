@@ -48,6 +48,7 @@ def test_the_reduced_reply_has_no_evidence_and_only_usage_of_the_response() -> N
     assert reduced(cut) == {"response": {"incomplete_details": {"reason": "max_output_tokens"}}}
     assert reduced({"response": {"output": []}, "reward": 1}) == {"reward": 1}
     assert reduced({"response": "text"}) == {}
+    assert reduced({"ng_payloads": {"conversations": ["SECRET"]}, "reward": 1}) == {"reward": 1}
 
 
 def test_a_line_says_what_the_summary_says_and_nothing_of_the_payloads() -> None:
@@ -80,6 +81,9 @@ def test_records_of_elsewhere_have_facts_whatever_they_hold() -> None:
             "ng_perf": {"total_latency_ms": True},
         },
         {"ng_model_call_capture": {"metrics": {}, "gaps": [3, {"code": 4}]}, "response": {"usage": 3}},
+        {"ng_model_call_capture": {}},
+        {"ng_model_call_capture": {"metrics": None, "calls": []}},
+        {"ng_model_call_capture": {"metrics": [1]}},
         {"ng_model_call_capture": {"metrics": {}, "gaps": 7}, "_ng_task_index": 10**40, "_ng_rollout_index": 0},
         {"_ng_failure_class": 5, "_ng_failure_message": "SECRET", "_ng_failure_response_body": "SECRET"},
     ]
