@@ -25,20 +25,21 @@ class Pace:
             raise ValueError(f"a_turn: {a_turn}; give a whole number from 1 up")
         self._a_turn = self._left = a_turn
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._counting = False
 
     async def turn(self) -> None:
         """Return when the caller may take its next step: at once, or in a later turn when this one is full."""
-        loop = asyncio.get_running_loop()
-        if not self._counting:
-            self._counting = True
-            loop.call_soon(self._next_turn)
-        if self._left and not self._waiting:
-            self._left -= 1
+        if self._left:
+            self._spend()
             return
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
+
+    def _spend(self) -> None:
+        """Let one pass. Only the last place calls for a next turn: a loop with little to do is not kept awake."""
+        self._left -= 1
+        if not self._left:
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._left = self._a_turn
@@ -46,7 +47,4 @@ class Pace:
             future = self._waiting.popleft()
             if not future.done():  # one that was cancelled takes nobody's place
                 future.set_result(None)
-                self._left -= 1
-        self._counting = self._left < self._a_turn
-        if self._counting:
-            asyncio.get_running_loop().call_soon(self._next_turn)
+                self._spend()

@@ -68,8 +68,22 @@ async def test_nothing_is_scheduled_once_nobody_waits(monkeypatch: pytest.Monkey
     for _ in range(4):
         await asyncio.sleep(0)
     assert not [callback for callback in scheduled if getattr(callback, "__self__", None) is pace]
-    await pace.turn()
+    for _ in range(3):
+        await pace.turn()
+    assert not [callback for callback in scheduled if getattr(callback, "__self__", None) is pace]
+    await pace.turn()  # the last place of this turn
     assert [callback for callback in scheduled if getattr(callback, "__self__", None) is pace]
+
+
+async def test_places_that_are_left_are_not_more_in_a_later_turn() -> None:
+    pace = Pace(4)
+    for _ in range(3):
+        await pace.turn()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    counts = await passed_in_each_turn([asyncio.create_task(pace.turn()) for _ in range(20)])
+    assert sum(counts) == 20
+    assert max(counts) <= 2 * 4
 
 
 def test_a_pace_of_nothing_is_refused() -> None:
