@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ class Rollout:
     data: bytes
     reply: bytes
 
-    @property
+    @cached_property
     def snapshot(self) -> CaptureSnapshot:
         """The capture as a joiner reads it."""
         return CaptureSnapshot(self.data, incomplete=False)
 
-    @property
+    @cached_property
     def written(self) -> WrittenCalls:
         """What the server says it wrote."""
         return WrittenCalls(recorded=tuple(RecordedCall(call["model_call_id"], "f", 0, 1) for call in self.exchanges))
