@@ -21,7 +21,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.model_server.serving import tune_collector
 from gym_ray.rollouts.collection import Collection, CollectionSettings
-from gym_ray.rollouts.frame_log import Frame, FrameKind
+from gym_ray.rollouts.frames import Frame, FrameKind
 from gym_ray.rollouts.ledger_log import rollout_digest
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.rows import RowOptions

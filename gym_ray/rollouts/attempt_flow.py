@@ -21,6 +21,7 @@ from gym_ray.pace import Pace
 from gym_ray.rollouts.byte_budget import ByteBudget
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.dispatch_budget import DispatchBudget
+from gym_ray.rollouts.frames import FrameKind
 from gym_ray.rollouts.join_lag import JoinLag
 from gym_ray.rollouts.ledger import (
     Cancelled,
@@ -39,8 +40,8 @@ from gym_ray.rollouts.ledger import (
     Withdrawn,
     WorkerLost,
 )
-from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, invalid_row_id
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.ledger_log import LedgerLog, invalid_row_id
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
 from gym_ray.rollouts.retry_rules import INVALID_ROW
 from gym_ray.rollouts.run_log import RunOutputs
@@ -224,7 +225,7 @@ class AttemptFlow:
         for tries in range(1, _JOIN_TRIES + 1):
             try:
                 outcome = await self._port.join(job, result, request)
-            except Exception as error:
+            except Exception as error:  # boundary to the joiners: whatever broke may be gone at the next try
                 if tries == _JOIN_TRIES:
                     raise
                 _log.warning("%s: join %d of %d failed: %s", job.rollout_id, tries, _JOIN_TRIES, error)

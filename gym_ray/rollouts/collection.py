@@ -19,7 +19,7 @@ from gym_ray.rollouts.attempt_flow import AttemptFlow, Finished
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import RolloutPort
 from gym_ray.rollouts.run_index import IndexLog

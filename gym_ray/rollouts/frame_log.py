@@ -14,16 +14,13 @@ from gym_ray.rollouts.frames import (
     BLOCK_BYTES,
     FRAME_BYTES,
     Frame,
-    FrameKind,
     frame_damage,
-    read_blocks,
-    read_frames,
     whole_in,
 )
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import sync_directory, write_all
 
-__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "FrameLog", "read_blocks", "read_frames"]
+__all__ = ["FrameLog"]
 
 
 class FrameLog:

@@ -10,10 +10,11 @@ import hashlib
 import time
 from pathlib import Path
 
-from gym_ray.rollouts.frame_log import FRAME_BYTES, Frame, FrameKind, FrameLog, read_frames
+from gym_ray.rollouts.frame_log import FrameLog
+from gym_ray.rollouts.frames import Frame, FrameKind
 from gym_ray.storage.calls import FileCalls
 
-__all__ = ["FRAME_BYTES", "Frame", "FrameKind", "LedgerLog", "invalid_row_id", "read_frames", "rollout_digest"]
+__all__ = ["LedgerLog", "invalid_row_id", "rollout_digest"]
 
 
 def rollout_digest(rollout_id: str) -> bytes:

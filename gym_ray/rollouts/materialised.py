@@ -18,10 +18,9 @@ from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import InputError
 from gym_ray.rollouts.freed_memory import give_memory_back
-from gym_ray.rollouts.materialised_rows import AttemptRow, MaterialisedRows
 from gym_ray.rollouts.rows import InputRow, RowOptions, explicit_id, read_rows
 
-__all__ = ["AttemptRow", "Materialisation", "MaterialisedRows", "materialise_rows"]
+__all__ = ["Materialisation", "materialise_rows"]
 
 _CHUNK = 1 << 20
 _RUN_DIGITS = 12

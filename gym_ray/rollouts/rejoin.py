@@ -30,7 +30,7 @@ from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.facts_files import FactsWriter
 from gym_ray.rollouts.facts_reading import read_facts
-from gym_ray.rollouts.frame_log import Frame
+from gym_ray.rollouts.frames import Frame
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.parts_files import publish_parts, with_payloads
 from gym_ray.rollouts.record_reading import line_number

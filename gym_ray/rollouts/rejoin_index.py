@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import Frame
+from gym_ray.rollouts.frames import Frame
 from gym_ray.rollouts.run_index import FILES, finished_frame, read_index
 from gym_ray.rollouts.run_paths import Written
 

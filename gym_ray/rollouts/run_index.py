@@ -14,7 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.frame_log import Frame, FrameKind, FrameLog, read_blocks
+from gym_ray.rollouts.frame_log import FrameLog
+from gym_ray.rollouts.frames import Frame, FrameKind, read_blocks
 from gym_ray.rollouts.run_paths import OutputFile, Written
 from gym_ray.storage.calls import FileCalls
 

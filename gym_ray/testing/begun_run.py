@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.rollouts.collection import Collection, CollectionSettings
-from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog, read_frames
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.frames import FrameKind, read_frames
+from gym_ray.rollouts.ledger_log import LedgerLog
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs

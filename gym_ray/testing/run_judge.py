@@ -23,7 +23,7 @@ from typing import Any
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.model_call_capture.attachment import INCOMPLETE, WRITER_UNREACHABLE
 from gym_ray.rollouts.failure_classes import failure_flags
-from gym_ray.rollouts.frame_log import FrameKind, read_frames
+from gym_ray.rollouts.frames import FrameKind, read_frames
 from gym_ray.rollouts.ledger_log import rollout_digest
 from gym_ray.rollouts.run_index import FILES
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.rollouts.ledger_log import Frame, FrameKind, LedgerLog, rollout_digest
+from gym_ray.rollouts.frames import Frame, FrameKind
+from gym_ray.rollouts.ledger_log import LedgerLog, rollout_digest
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_index import IndexLog, finished_frame

@@ -20,7 +20,7 @@ from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.rollouts.collection import Collection, CollectionSettings
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised import MaterialisedRows
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
 from gym_ray.rollouts.rows import RowOptions
 from gym_ray.rollouts.run_log import RunOutputs, read_record

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.ledger_log import FRAME_BYTES, FrameKind, LedgerLog, read_frames, rollout_digest
+from gym_ray.rollouts.frames import FRAME_BYTES, FrameKind, read_frames
+from gym_ray.rollouts.ledger_log import LedgerLog, rollout_digest
 from gym_ray.storage.calls import FileCalls
 
 
@@ -138,7 +139,8 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(tmp_path: Path) ->
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from gym_ray.rollouts.ledger_log import FrameKind, LedgerLog
+from gym_ray.rollouts.frames import FrameKind
+from gym_ray.rollouts.ledger_log import LedgerLog
 
 async def main():
     with LedgerLog(Path(sys.argv[1])) as log:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import InputError
-from gym_ray.rollouts.materialised import MaterialisedRows, materialise_rows
+from gym_ray.rollouts.materialised import materialise_rows
+from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.rows import RowOptions
 
 

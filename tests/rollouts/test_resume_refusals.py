@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gym_ray.errors import InputError, StorageError
-from gym_ray.rollouts.ledger_log import Frame, FrameKind, LedgerLog, invalid_row_id, rollout_digest
+from gym_ray.rollouts.frames import Frame, FrameKind
+from gym_ray.rollouts.ledger_log import LedgerLog, invalid_row_id, rollout_digest
 from gym_ray.rollouts.run_index import read_index, written_of
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
