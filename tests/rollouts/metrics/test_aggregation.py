@@ -207,7 +207,7 @@ def test_majority_is_over_the_answers_of_repeats(paths: RunPaths) -> None:
 
 def test_an_agent_that_aggregates_itself_is_asked_with_reduced_replies(paths: RunPaths) -> None:
     secret = {"response": {"output": ["SECRET"], "usage": {"input_tokens": 2}}, "ng_trajectory": {"turns": ["SECRET"]}}
-    records = [record(1, 0, **secret), record(0, 1), record(0, 0, mask_sample=True), record(0, 0, agent="other")]
+    records = [record(1, 0, **secret), record(0, 1), record(0, 2, mask_sample=True), record(0, 0, agent="other")]
     asked: dict[str, Any] = {}
     whole = {
         "agent_metrics": {"own": 1},
@@ -223,8 +223,9 @@ def test_an_agent_that_aggregates_itself_is_asked_with_reduced_replies(paths: Ru
 
     run(paths, records, post=post)
     assert b"SECRET" not in json.dumps(asked).encode()
-    assert [(reply["_ng_task_index"], reply["_ng_rollout_index"]) for reply in asked["a"]] == [(0, 1), (1, 0)]
-    assert asked["a"][1]["response"] == {"usage": {"input_tokens": 2}}
+    assert [(reply["_ng_task_index"], reply["_ng_rollout_index"]) for reply in asked["a"]] == [(0, 1), (0, 2), (1, 0)]
+    assert asked["a"][1]["mask_sample"] is True, "masked ones are included"
+    assert asked["a"][2]["response"] == {"usage": {"input_tokens": 2}}
     found = entries(paths)
     assert found["a"] == {"agent_ref": {"name": "a"}, **whole}
     assert found["other"]["agent_metrics"]["mean/reward"] == 1.0
