@@ -454,6 +454,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "110": (
         f"{HEALTH}test_ignored_checks_do_not_run_and_unknown_ones_are_named",
         f"{REPORTS}test_several_processes_say_the_same_as_one",
+        f"{ROLLOUTS}/test_health_reading.py::test_as_many_processes_help_as_there_are_cpus_up_to_eight",
         f"{REPORTS}test_a_process_that_cannot_work_is_stood_in_for",
         "cli/test_eval_health.py::test_ignored_checks_do_not_fail_it_and_unknown_ones_are_named",
     ),
