@@ -36,7 +36,7 @@ def metrics_urls(settings: RunSettings, directory: ServerDirectory) -> dict[str,
 
 
 def ask_agents(urls: Mapping[str, str], *, run_token: str | None = None) -> PostMetrics:
-    """Return what asks an agent for its metrics.
+    """Return what asks an agent for its metrics; it raises :class:`AgentError` where an agent gives no usable answer.
 
     Args:
         urls: Root URL of each agent that may be asked; all others have the default metrics.

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
 from gym_ray.model_call_capture.records import PAYLOAD_FIELDS
 
 __all__ = ["exported_record"]
-
-_TRAJECTORY_FIELD = "ng_trajectory"
 
 
 def exported_record(record: Mapping[str, Any], *, export_conversations: bool = True) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def exported_record(record: Mapping[str, Any], *, export_conversations: bool = T
         The record without its trajectory and without the payloads of its captured calls. A capture that is no object,
         a ``calls`` that is no list and calls that are no objects are left out. Everything else is there.
     """
-    exported = {key: value for key, value in record.items() if key != _TRAJECTORY_FIELD}
+    exported = {key: value for key, value in record.items() if key != TRAJECTORY_FIELD}
     if ATTACHMENT_FIELD in exported:
         _replace(exported, ATTACHMENT_FIELD, _without(exported[ATTACHMENT_FIELD], "calls", PAYLOAD_FIELDS))
     if not export_conversations and OBSERVATIONS_FIELD in exported:

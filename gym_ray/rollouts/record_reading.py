@@ -76,7 +76,11 @@ def lines_between(path: Path, start: int, end: int, *, calls: FileCalls | None =
 
 
 def line_number(path: Path, offset: int) -> int:
-    """Return the number, from 1, of the line that begins at a byte; reads the file up to there."""
+    """Return the number, from 1, of the line that begins at a byte; reads the file up to there.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     number = 1
     with path.open("rb") as file:
         while offset > 0 and (chunk := file.read(min(_CHUNK, offset))):

@@ -115,7 +115,7 @@ class Chaos:
         self.standing = run.judge.look()
 
     def round(self) -> None:
-        """Take the run up once, kill one of its helpers or none, then its collector, and judge it."""
+        """Take the run up once, kill a worker, a joiner, a server or none of them, then its collector, and judge it."""
         from gym_ray.actors.calls import wait
 
         if self._luck.random() < 0.25:

@@ -24,7 +24,6 @@ __all__ = [
     "CALLS_UNSEEN",
     "CHECKS",
     "PEER_RULES",
-    "ROLLOUT_CHECKS",
     "RULES_VERSION",
     "SEVERITIES",
     "TASK_CHECKS",
@@ -66,9 +65,6 @@ CHECKS: Final[tuple[str, ...]] = tuple(SEVERITIES)
 """Ids of all checks, in the order of reports."""
 TASK_CHECKS: Final = CHECKS[-2:]
 """Checks that look at all repeats of a task."""
-ROLLOUT_CHECKS: Final = CHECKS[:-2]
-"""Checks that look at one record, and at its place among all."""
-
 TRAJECTORY_UNSEEN: Final = frozenset({TRAJECTORY_PROJECTION_FAILED})
 TURNS_UNSEEN: Final = frozenset({TURNS_UNAVAILABLE})
 # The last three say that the capture is not known to be whole, as the first ones do; only this project writes them.
