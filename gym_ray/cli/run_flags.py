@@ -49,7 +49,7 @@ DisableAggregation = Annotated[bool, typer.Option("--disable-aggregation", help=
 NoHealthCheck = Annotated[bool, typer.Option("--no-health-check", help="Do not judge the records.")]
 HealthCheckWorkers = Annotated[int | None, typer.Option("--health-check-workers", help="Processes that judge records.")]
 HealthCheckIgnore = Annotated[
-    str | None, typer.Option("--health-check-ignore", help="Checks that do not count, separated by commas.")
+    str | None, typer.Option("--health-check-ignore", help="Checks that do not run, separated by commas.")
 ]
 Compact = Annotated[bool, typer.Option("--compact", help="Store each distinct payload of a rollout once.")]
 RequireComplete = Annotated[

@@ -23,7 +23,7 @@ class ResultSettings(FrozenModel):
         count_missing_rollouts_as_zero: Rollouts without a record count with reward 0 (D115).
         disable_health_check: Do not judge the records.
         health_check_workers: Processes that judge records when a run is checked as a whole.
-        health_check_ignored_checks: Checks whose findings do not count (D108).
+        health_check_ignored_checks: Checks that do not run (D110).
     """
 
     output_jsonl_fpath: Path | None = None
