@@ -47,7 +47,10 @@ ModelUrl = Annotated[str | None, typer.Option("--model-url", help="Base URL of t
 ModelApiKey = Annotated[str | None, typer.Option("--model-api-key", help="Key of the policy model.")]
 DisableAggregation = Annotated[bool, typer.Option("--disable-aggregation", help="Write no metrics.")]
 NoHealthCheck = Annotated[bool, typer.Option("--no-health-check", help="Do not judge the records.")]
-HealthCheckWorkers = Annotated[int | None, typer.Option("--health-check-workers", help="Processes that judge records.")]
+HealthCheckWorkers = Annotated[
+    int | None,
+    typer.Option("--health-check-workers", help="Processes that judge records; one for each processor up to 8."),
+]
 HealthCheckIgnore = Annotated[
     str | None, typer.Option("--health-check-ignore", help="Checks that do not run, separated by commas.")
 ]

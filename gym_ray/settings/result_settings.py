@@ -22,7 +22,8 @@ class ResultSettings(FrozenModel):
         count_failure_classes_as_zero: Failed rollouts of these classes count with reward 0 (D115).
         count_missing_rollouts_as_zero: Rollouts without a record count with reward 0 (D115).
         disable_health_check: Do not judge the records.
-        health_check_workers: Processes that judge records when a run is checked as a whole.
+        health_check_workers: Processes that judge records when a run is checked as a whole; None for one for each
+            processor up to 8, where the output is long enough (D110).
         health_check_ignored_checks: Checks that do not run (D110).
     """
 
@@ -35,5 +36,5 @@ class ResultSettings(FrozenModel):
     count_failure_classes_as_zero: tuple[Name, ...] = ()
     count_missing_rollouts_as_zero: bool = False
     disable_health_check: bool = False
-    health_check_workers: PositiveCount = 1
+    health_check_workers: PositiveCount | None = None
     health_check_ignored_checks: tuple[Name, ...] = ()
