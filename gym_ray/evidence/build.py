@@ -8,6 +8,7 @@ prove to be.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ from gym_ray.model_call_capture.quiesce import WrittenCalls
 
 __all__ = ["JoinOptions", "build_evidence", "has_no_reply"]
 
+_log = logging.getLogger(__name__)
 _OF_FAILURES = frozenset({"_ng_failure_type", "_ng_failure_message", "_ng_failure_http_status"})
 _OF_REPLIES = frozenset({"response", "reward", OBSERVATIONS_FIELD, TRAJECTORY_FIELD})
 
@@ -144,6 +146,7 @@ class _Building:
                 task_id, self._rollout_id, brought, self._captured(), derive_turns=options.derive_turns
             )
         except Exception as error:  # noqa: BLE001 - boundary: nothing in a reply may cost the record that tells of it
+            self._log_unforeseen("trajectory", error)
             self._projection_failed(task_id, type(error).__name__)
             return record
         record[TRAJECTORY_FIELD] = trajectory
@@ -152,6 +155,11 @@ class _Building:
         elif (perf := rollout_perf(trajectory, latency_ms, owners=self._owners_of(trajectory))) is not None:
             record[PERF_FIELD] = perf
         return record
+
+    def _log_unforeseen(self, what: str, error: Exception) -> None:
+        """Log what no check of a reply raises: it may be a defect of this module's, which a gap's name cannot tell."""
+        if not isinstance(error, ValueError):
+            _log.warning("%s: its %s cannot be built; a gap says so", self._rollout_id, what, exc_info=error)
 
     def _owners_of(self, trajectory: Mapping[str, Any]) -> Sequence[str | None] | None:
         """Return who owns each call of the trajectory; None where a producer's references have a say in it (D83)."""
@@ -168,6 +176,7 @@ class _Building:
                 return bundle
             joined = exact_join(bundle, [CallIdentity.of(call) for call in self._capture.calls])
         except Exception as error:  # noqa: BLE001 - boundary: the record keeps an agent's words as they came
+            self._log_unforeseen("joined observations", error)
             self._gaps.append(gap(AGENT_OBSERVATIONS_INVALID, None, type(error).__name__))
             if self._capture is not None:
                 self._capture.gaps.append(Gap(AGENT_OBSERVATION_JOIN_FAILED))

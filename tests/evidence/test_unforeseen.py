@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -48,6 +49,30 @@ def test_a_capture_tells_it_first() -> None:
     assert "ng_trajectory" not in record
     assert codes(record["ng_model_call_capture"]) == [("model_call_capture_no_records", None), FAILED]
     assert FAILED not in codes(record["ng_agent_observations"])
+
+
+def test_the_log_has_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    built({"reward": 1.0, "ng_trajectory": PRODUCED})
+    (told,) = caplog.records
+    assert (told.levelno, told.name) == (logging.WARNING, "gym_ray.evidence.build")
+    assert "3-1: its trajectory cannot be built" in told.getMessage()
+    assert "nobody foresaw this" in caplog.text
+    assert "in broken" in caplog.text
+
+
+def test_a_join_that_fails_is_logged_too(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("nobody foresaw that")
+
+    monkeypatch.setattr(build, "exact_join", broken)
+    built({"ng_agent_observations": OBSERVED}, CaptureSnapshot(None, incomplete=False))
+    assert "3-1: its joined observations cannot be built" in caplog.text
+    assert "nobody foresaw that" in caplog.text
+
+
+def test_what_a_reply_got_wrong_is_told_by_its_gap_alone(caplog: pytest.LogCaptureFixture) -> None:
+    built({"ng_agent_observations": {"source": 7, "records": "none"}, "ng_trajectory": {}}, None)
+    assert "observations cannot be built" not in caplog.text
 
 
 def test_observations_tell_it_without_a_capture() -> None:
