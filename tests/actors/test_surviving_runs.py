@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,17 @@ surviving_agent:
 
 
 def eventually(check: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    assert comes_true(check, patience_s), what
+
+
+def comes_true(check: Callable[[], bool], patience_s: float) -> bool:
+    """Wait for a condition; whether it held in time."""
     deadline = time.monotonic() + patience_s
     while not check():
-        assert time.monotonic() < deadline, what
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(0.005)
+    return True
 
 
 def is_there(pid: int) -> bool:
@@ -190,9 +197,7 @@ class Chaos:
             return
         if victim == "joiner":
             os.kill(pid, signal.SIGSTOP)  # wherever it stands; the kill comes when it has work in hand
-            with suppress(AssertionError):
-                eventually(lambda: bool(self._unjoined()), "", patience_s=2.0)
-            self.hits["joiner"] += bool(self._unjoined())
+            self.hits["joiner"] += comes_true(lambda: bool(self._unjoined()), patience_s=2.0)
         entries = self._run.judge.diary()
         os.kill(pid, signal.SIGKILL)
         self.kills[victim] += 1
@@ -202,9 +207,7 @@ class Chaos:
             self.hits["worker"] += bool(inside - self._ended())
         if victim == "model":
             broke = self._broke()
-            with suppress(AssertionError):
-                eventually(lambda: self._broke() > broke, "", patience_s=2.0)
-            self.hits["model"] += self._broke() > broke
+            self.hits["model"] += comes_true(lambda: self._broke() > broke, patience_s=2.0)
 
     def _ended(self) -> set[str]:
         return {entry["rollout"] for entry in self._run.judge.diary() if entry["what"] in ("ended", "broke")}
