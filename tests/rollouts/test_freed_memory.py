@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -27,9 +28,30 @@ print(resident_bytes() - before)
 """
 
 
-def test_it_may_be_called_at_any_time() -> None:
+class Library:
+    """A C library that counts how often it is asked to give memory back."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def malloc_trim(self, padding: ctypes.c_size_t) -> int:
+        self.asked.append(padding.value)
+        return 1
+
+
+def test_the_c_library_is_asked_each_time_to_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     give_memory_back()
     give_memory_back()
+    assert library.asked == [0, 0]
+
+
+def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or object())
+    give_memory_back()
+    assert asked == [None], "the library that this process has loaded"
 
 
 @pytest.mark.slow
