@@ -94,6 +94,8 @@ class _Servers:
 
 
 def _print(console: Console, paths: RunPaths, report: RejoinReport) -> None:
+    if report.index_problem is not None:
+        console.print(f"[yellow]index[/] not used: {escape(report.index_problem)}; the next resume builds it again")
     for kept in report.kept:
         console.print(f"[yellow]kept[/] {kept.rollout_id} ({escape(kept.place)}): {escape(kept.reason)}")
     if report.kept_count > len(report.kept):

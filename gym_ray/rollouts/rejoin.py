@@ -78,6 +78,8 @@ class RejoinReport:
         uncaptured: Those without an attachment of their own; captures are not attached where none was.
         kept_count: Those that stay although their capture differs; ``kept`` holds the first of them.
         unknown: Rollout ids that were asked for and are in no output.
+        index_problem: Why no frame of the index could be used, so that the times of its records are unknown; None
+            where it could be read, or there is none.
     """
 
     records: int = 0
@@ -88,6 +90,7 @@ class RejoinReport:
     kept_count: int = 0
     kept: list[KeptRecord] = field(default_factory=list)
     unknown: tuple[str, ...] = ()
+    index_problem: str | None = None
 
 
 def rejoin(
@@ -110,7 +113,8 @@ def rejoin(
         calls: The seam to the operating system.
 
     Raises:
-        InputError: There is no such output, or a line of it is damaged or torn; nothing has changed.
+        InputError: There is no such output, a line of it is damaged or torn, or the manifest does not tell when the run
+            began; nothing has changed.
         CaptureError: The capture directory is none.
         StorageError: A run is writing the output, or a file cannot be read or written.
     """
@@ -138,6 +142,7 @@ class _Rejoin:
         self._report = RejoinReport()
         self._rejoining = Rejoining(stack.enter_context(Sources(paths.sources)), written_calls, options)
         self._frames = PlacedFrames(paths.index)
+        self._report.index_problem = self._frames.problem
         self._index: bytearray | None = bytearray()
         self._rows: MaterialisedRows | None = None
         self._begun = _begun_at(paths)
@@ -315,10 +320,13 @@ def _latency_ms(record: Mapping[str, Any], facts: RecordFacts) -> float | None:
 
 def _begun_at(paths: RunPaths) -> float | None:
     manifest = read_manifest(paths)
-    try:
-        return None if manifest is None else datetime.fromisoformat(manifest.begun_at).timestamp()
-    except ValueError:
+    if manifest is None:
         return None
+    try:
+        return datetime.fromisoformat(manifest.begun_at).timestamp()
+    except (ValueError, OverflowError) as error:
+        problem = f"{manifest.begun_at!r} is no time of ISO 8601, which tells late calls from others; restore the file"
+        raise InputError(paths.manifest, 0, "begun_at", problem) from error
 
 
 def _check_tail(path: Path) -> None:

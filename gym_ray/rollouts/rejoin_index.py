@@ -23,9 +23,13 @@ class PlacedFrames:
 
     Args:
         path: The index.
+
+    Attributes:
+        problem: Why an index that is there has no frames here; None where it could be read.
     """
 
     def __init__(self, path: Path) -> None:
+        self.problem: str | None = None
         places, ordinals, times = array("Q"), array("Q"), array("Q")
         attempts, flags = array("I"), array("I")
         try:
@@ -35,7 +39,8 @@ class PlacedFrames:
                 times.append(frame.at_us)
                 attempts.append(frame.attempt)
                 flags.append(frame.flags)
-        except StorageError:
+        except StorageError as error:
+            self.problem = str(error)
             del places[:]
         self._ordinals, self._times, self._attempts, self._flags = ordinals, times, attempts, flags
         self._order = np.argsort(np.array(places, np.uint64), kind="stable")

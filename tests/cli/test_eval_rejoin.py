@@ -57,6 +57,14 @@ def test_late_calls_are_attached(run: JoinedRun) -> None:
     assert _calls(run) == [["c0", "late0"], ["c1", "late1"]]
 
 
+def test_an_index_that_cannot_be_used_is_named(run: JoinedRun) -> None:
+    run.close()
+    run.paths.index.write_bytes(b"\xff" + run.paths.index.read_bytes()[1:])
+    output = _run(run).output
+    assert "index not used: " in output
+    assert str(run.paths.index) in output
+
+
 def test_what_is_kept_is_named_and_ends_with_3(run: JoinedRun) -> None:
     run.captures.clear("0-0")
     result = _run(run)

@@ -171,6 +171,31 @@ def test_without_an_index_the_next_resume_builds_it(run: JoinedRun) -> None:
     assert list(resumed(run.paths).state.done) == [1, 0, 1]
 
 
+@pytest.mark.parametrize("damage", [b"never", b""])
+def test_a_manifest_that_does_not_say_when_the_run_began_is_named(run: JoinedRun, damage: bytes) -> None:
+    run.capture(0, [captured_call("a1", time.time())])
+    begun_at = str(exact_json.loads(run.paths.manifest.read_bytes())["begun_at"]).encode()
+    run.paths.manifest.write_bytes(run.paths.manifest.read_bytes().replace(begun_at, damage))
+    run.close()
+    before = _files(run.paths)
+    with pytest.raises(InputError, match=r"begun_at.*is no time of ISO 8601") as refused:
+        _rejoin(run)
+    assert str(run.paths.manifest) in str(refused.value)
+    assert _files(run.paths) == before
+
+
+def test_a_damaged_index_is_reported(run: JoinedRun) -> None:
+    assert _rejoin(run).index_problem is None
+    damaged = bytearray(run.paths.index.read_bytes())
+    damaged[3] ^= 0xFF
+    run.paths.index.write_bytes(damaged)
+    report = _rejoin(run)
+    assert report.index_problem is not None
+    assert str(run.paths.index) in report.index_problem
+    run.paths.index.unlink()
+    assert _rejoin(run).index_problem is None, "a missing one is none that is damaged"
+
+
 # What the servers said, and nobody can say again.
 
 
