@@ -59,6 +59,16 @@ def test_clashing_ids_are_refused_before_anything_is_left(
     assert not (tmp_path / "rows.jsonl").exists()
 
 
+def test_repeats_go_by_the_agent_that_runs_a_row_and_then_by_the_name_it_gave(tmp_path: Path) -> None:
+    repeats = {"a": 2, "b": 3, "_default": 1}
+    with expand(tmp_path, [row()], agent_map={"a": "b"}, num_repeats=repeats) as rows:
+        assert len(rows) == 3
+    with expand(tmp_path, [row()], agent_map={"a": "c"}, num_repeats=repeats) as rows:
+        assert len(rows) == 2
+    with expand(tmp_path, [row(agent_ref={"name": "d"})], agent_map={"d": "c"}, num_repeats=repeats) as rows:
+        assert len(rows) == 1
+
+
 def test_an_entry_of_repeats_that_matches_nothing_warns(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(row()) + "\n")

@@ -17,9 +17,9 @@ import pytest
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.frames import Frame, FrameKind
 from gym_ray.rollouts.ledger_log import LedgerLog, invalid_row_id, rollout_digest
-from gym_ray.rollouts.run_index import read_index, written_of
+from gym_ray.rollouts.run_index import IndexLog, finished_frame, read_index, written_of
 from gym_ray.rollouts.run_manifest import read_manifest
-from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_paths import RunPaths, Written
 from gym_ray.testing.written_runs import STORY, UnsyncedCalls, WrittenRun, facts, resumed, story
 
 FAST = UnsyncedCalls()
@@ -148,6 +148,16 @@ def test_an_index_is_not_believed_where_nothing_says_which_rows_it_counts(tmp_pa
     rows = paths.materialised.read_bytes().splitlines(keepends=True)
     paths.materialised.write_bytes(b"".join([*rows[1:], rows[0]]))
     assert list(resumed(paths).state.done) == [1, 0, 0, 1, 0, 1]
+
+
+def test_an_index_that_names_a_row_beyond_the_last_is_built_again(tmp_path: Path) -> None:
+    paths = story(tmp_path)
+    with IndexLog(paths.index) as index:
+        index.append_frames([finished_frame(6, 0, Written("main", 0, 10))])
+    found = resumed(paths)
+    assert facts(found.state) == STORY
+    assert any("index.log: names a row 6 of 6; it was built again" in warning for warning in found.warnings)
+    assert max(frame.ordinal for frame in read_index(paths.index)) == 4
 
 
 def test_a_refused_start_hides_nothing_from_the_next_one(tmp_path: Path) -> None:
