@@ -165,7 +165,8 @@ class _Routes:
         if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
             raise _RequestError(422, "verify_responses: expected a list of objects")
         metrics = self._environment.aggregate_metrics(replies)
-        return {"agent_metrics": metrics}
+        keys = self._environment.key_metrics(metrics)
+        return {"agent_metrics": metrics} if keys is None else {"agent_metrics": metrics, "key_metrics": keys}
 
     async def _unknown_tool(self, request: Request) -> Response:
         known = ", ".join(sorted(self._environment.tools)) or "none"

@@ -117,6 +117,14 @@ class Environment:
         """
         raise NotImplementedError
 
-    def aggregate_metrics(self, replies: Sequence[Mapping[str, Any]]) -> dict[str, float]:  # noqa: ARG002
+    def aggregate_metrics(self, replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
         """Return metrics over verify replies of finished rollouts, name to value; nothing by default."""
         return {}
+
+    def key_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float] | None:  # noqa: ARG002
+        """Return the few of its metrics by which a run is known; None, the default, lets every number be one.
+
+        Args:
+            metrics: What :meth:`aggregate_metrics` returned.
+        """
+        return None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from gym_ray import exact_json
 from gym_ray.environments.base import Environment, Session, VerifyBody, VerifyReply
 from gym_ray.environments.mcqa_grading import GRADING_MODES, SERVER_ONLY_MODES, allowed_options, extract_answer
 from gym_ray.environments.response_text import message_texts
+from gym_ray.evidence.scores.numbers import finite, mean
+from gym_ray.evidence.scores.pass_at_k import key_metrics, pass_majority
 
 __all__ = ["McqaEnvironment"]
 
@@ -53,22 +56,24 @@ class McqaEnvironment(Environment):
         reward = 1.0 if found is not None and gold and found == gold else 0.0
         return VerifyReply(reward, {"expected_answer": gold, "extracted_answer": found}).as_json(request)
 
-    def aggregate_metrics(self, replies: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return ``mean/reward``, ``pass@1/accuracy`` and ``pass@1/no_answer`` in percent, tasks weighing the same."""
-        tasks: dict[Any, list[Mapping[str, Any]]] = {}
-        for index, reply in enumerate(replies):
-            if isinstance(reply.get("reward"), int | float):  # an unmeasured reward is no 0
-                tasks.setdefault(reply.get("_ng_task_index", f"row {index}"), []).append(reply)
-        if not tasks:
-            return {}
-        rewards = [[float(reply["reward"]) for reply in task] for task in tasks.values()]
-        silent = [[reply.get("extracted_answer") is None for reply in task] for task in tasks.values()]
-        return {
-            "mean/reward": sum(map(sum, rewards)) / sum(map(len, rewards)),
-            "pass@1/accuracy": 100.0 * _mean_of_means(rewards),
-            "pass@1/no_answer": 100.0 * _mean_of_means(silent),
-        }
+    def aggregate_metrics(self, replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return ``mean/reward``, and in percent ``pass@k``, ``pass@1[avg-of-k]`` and ``majority@k`` (D158).
+
+        Masked replies and rewards that were not measured do not count; a task's replies are taken in their order.
+        """
+        tasks: dict[object, list[Mapping[str, Any]]] = {}
+        for number, reply in enumerate(replies):
+            if not reply.get("mask_sample") and finite(reply.get("reward")) is not None:
+                tasks.setdefault(_task_key(reply, number), []).append(reply)
+        rewards = [float(reply["reward"]) for task in tasks.values() for reply in task]
+        return {"mean/reward": mean(rewards), **pass_majority(tasks.values())} if rewards else {}
+
+    def key_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the mean reward, ``pass@1/accuracy`` and the highest k of each family (D158)."""
+        return {"mean/reward": metrics["mean/reward"], **key_metrics(metrics)} if metrics else {}
 
 
-def _mean_of_means(groups: Sequence[Sequence[float]]) -> float:
-    return sum(sum(group) / len(group) for group in groups) / len(groups)
+def _task_key(reply: Mapping[str, Any], number: int) -> object:
+    """Return what the replies of one task have in common; a reply without an index is a task of its own."""
+    index = reply.get("_ng_task_index")
+    return number if index is None else exact_json.dumps(index)

@@ -500,8 +500,10 @@ STATEMENTS: dict[str, Sequence[str]] = {
     ),
     "158": (
         "vectors/test_D_metrics.py::test_vector",
-        f"{ROLLOUTS}/metrics/test_pass_at_k.py::test_pass_at_k_is_the_share_of_all_choices_that_solve_the_task",
-        f"{ROLLOUTS}/metrics/test_pass_at_k.py::test_majority_shares_ties_and_skips_silence",
+        f"{EVIDENCE}/scores/test_pass_at_k.py::test_pass_at_k_is_the_share_of_all_choices_that_solve_the_task",
+        f"{EVIDENCE}/scores/test_pass_at_k.py::test_majority_shares_ties_and_skips_silence",
+        f"{EVIDENCE}/scores/test_pass_at_k.py::test_a_run_is_known_by_the_highest_k_that_each_measure_has",
+        "vectors/test_D_e2e.py::test_our_environment_answers_so_that_the_metrics_are_the_peers",
     ),
     # Better.
     "159": (

@@ -101,10 +101,39 @@ def test_an_unknown_server_mode_is_refused() -> None:
 def test_metrics_weigh_tasks_the_same_and_leave_unmeasured_out() -> None:
     replies = [
         {"_ng_task_index": 0, "reward": 1.0, "extracted_answer": "B"},
-        {"_ng_task_index": 0, "reward": 0.0, "extracted_answer": None},
         {"_ng_task_index": 1, "reward": 0.0, "extracted_answer": "A"},
+        {"_ng_task_index": 0, "reward": 0.0, "extracted_answer": None},
+        {"_ng_task_index": 1, "reward": 1.0, "extracted_answer": "B", "mask_sample": True},
         {"_ng_task_index": 2, "reward": None, "extracted_answer": None},
     ]
+    environment = McqaEnvironment()
+    metrics = environment.aggregate_metrics(replies)
+    assert metrics["mean/reward"] == pytest.approx(1 / 3)
+    assert metrics["pass@1/accuracy"] == metrics["pass@1/no_answer"] == 25.0
+    assert metrics["pass@2/accuracy"] == 100.0
+    assert metrics["majority@2/accuracy"] == 50.0
+    assert environment.key_metrics(metrics) == {
+        "mean/reward": metrics["mean/reward"],
+        "pass@1/accuracy": 25.0,
+        "pass@2/accuracy": 100.0,
+        "pass@1[avg-of-2]/accuracy": 25.0,
+        "pass@2/no_answer": 100.0,
+        "pass@1[avg-of-2]/no_answer": 25.0,
+        "majority@2/accuracy": 50.0,
+    }
+
+
+@pytest.mark.parametrize("replies", [[], [{"reward": None}], [{"reward": 1.0, "mask_sample": True}]])
+def test_nothing_measured_has_no_metrics(replies: list[dict[str, Any]]) -> None:
+    environment = McqaEnvironment()
+    assert environment.aggregate_metrics(replies) == environment.key_metrics({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("indices", "tasks"),
+    [([None, None], 2), ([0, 0], 1), ([1, True], 2), (["0", 0], 2), ([[0], [0]], 1), ([{"a": 1}, {"a": 2}], 2)],
+)
+def test_a_task_is_what_has_the_same_index(indices: list[Any], tasks: int) -> None:
+    replies = [{"_ng_task_index": index, "reward": 1.0} for index in indices]
     metrics = McqaEnvironment().aggregate_metrics(replies)
-    assert metrics == {"mean/reward": 1 / 3, "pass@1/accuracy": 25.0, "pass@1/no_answer": 25.0}
-    assert McqaEnvironment().aggregate_metrics([]) == {}
+    assert len(metrics["per_sample_aggregate"]["accuracy"]) == 3 - tasks

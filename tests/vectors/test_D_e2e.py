@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from gym_ray.environments import build_environment_app
+from gym_ray.environments.mcqa import McqaEnvironment
 from gym_ray.evidence.facts import reduced
 from gym_ray.evidence.health import check_rollout
 from gym_ray.evidence.join import Joined, join
@@ -133,6 +137,24 @@ def test_an_agent_is_asked_for_its_metrics_with_what_the_peer_asks(case: dict[st
     replies = [ours(concrete(reply)) for reply in asked["request"]["verify_responses"]]
     assert bodies == [("mcqa_simple_agent", {"verify_responses": replies})]
     assert json.loads(run.aggregate_metrics.read_bytes()) == [ours(concrete(one)) for one in case["aggregate_metrics"]]
+
+
+async def environment_answer(body: bytes) -> bytes:
+    transport = httpx.ASGITransport(build_environment_app(McqaEnvironment(), "mcqa"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://mcqa") as client:
+        return (await client.post("/aggregate_metrics", content=body)).content
+
+
+def test_our_environment_answers_so_that_the_metrics_are_the_peers(case: dict[str, Any], run: RunPaths) -> None:
+    def post(_agent: str, body: Iterator[bytes]) -> bytes:
+        return asyncio.run(environment_answer(b"".join(body)))
+
+    with MaterialisedRows(run.materialised) as rows:
+        aggregate(run, rows, post=post)
+    (entry,) = json.loads(run.aggregate_metrics.read_bytes())
+    (expected,) = (ours(concrete(one)) for one in case["aggregate_metrics"])
+    assert entry["agent_metrics"] == expected["agent_metrics"]
+    assert entry["key_metrics"] == expected["key_metrics"]
 
 
 def test_metrics_of_an_agent_that_is_not_asked_are_among_the_peers(case: dict[str, Any], run: RunPaths) -> None:

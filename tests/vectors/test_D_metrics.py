@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from gym_ray.environments import build_environment_app
+from gym_ray.environments.mcqa import McqaEnvironment
 from gym_ray.rollouts.metrics import AggregationOptions, aggregate
-from gym_ray.rollouts.metrics.pass_at_k import pass_majority
-from gym_ray.rollouts.metrics.perf_summary import perf_summary
-from gym_ray.rollouts.metrics.reply_metrics import default_metrics
+from gym_ray.rollouts.metrics.perf_summary import PerfSummary
+from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics
 from gym_ray.rollouts.run_paths import RunPaths
 
 
@@ -34,15 +37,44 @@ def close(found: Any, expected: Any, path: str = "$") -> None:
         assert found == expected, path
 
 
-def test_vector(case: dict[str, Any]) -> None:
+async def test_vector(case: dict[str, Any]) -> None:
     if case["kind"] == "perf_summary":
-        found: Any = perf_summary(case["ng_perf"], case["total_rollouts"])
+        found: Any = summary_of(case["ng_perf"], case["total_rollouts"])
     elif case["kind"] == "aggregate":
-        found = default_metrics(case["verify_responses"])
+        found = defaults_of(case["verify_responses"])
     else:
         assert case["kind"] == "pass_majority"
-        found = pass_majority(case["tasks"])
+        found = await environment_metrics(case["tasks"])
     close(found, case["expected"])
+
+
+def summary_of(perfs: list[Any], records: int) -> Any:
+    summary = PerfSummary()
+    for perf in perfs + [None] * (records - len(perfs)):
+        summary.add(perf)
+    return summary.result()
+
+
+def defaults_of(replies: list[dict[str, Any]]) -> dict[str, Any]:
+    metrics = ReplyMetrics()
+    by_task = groupby(replies, key=lambda reply: reply["_ng_task_index"])
+    groups = [entry for task, own in by_task if (entry := metrics.add_task(task, list(own))) is not None]
+    return {"group_level_metrics": groups, **metrics.result()}
+
+
+async def environment_metrics(tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """What the environment answers on its route, without the mean reward, which is no metric of D158's families."""
+    replies = [
+        {**reply, "_ng_task_index": task, "_ng_rollout_index": repeat}
+        for task, repeats in enumerate(tasks)
+        for repeat, reply in enumerate(repeats)
+    ]
+    transport = httpx.ASGITransport(build_environment_app(McqaEnvironment(), "mcqa"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://mcqa") as client:
+        answer = await client.post("/aggregate_metrics", json={"verify_responses": replies})
+    found: dict[str, Any] = answer.json()["agent_metrics"]
+    assert found.pop("mean/reward") == pytest.approx(sum(reply["reward"] for reply in replies) / len(replies))
+    return found
 
 
 def test_agents_of_whole_runs_are_asked_with_the_peers_bodies(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from gym_ray import exact_json
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.metrics.numbers import finite
+from gym_ray.evidence.scores.numbers import finite
 from gym_ray.rollouts.metrics.outcome_table import OutcomeTable
 from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, scored_reply
@@ -110,6 +110,11 @@ def _write_defaults(
         found["agent_metrics"] |= own
         # What an agent computes itself is what it wants to be known by; lists and objects are no key metrics.
         found["key_metrics"] |= {name: value for name, value in own.items() if finite(value) is not None}
+    keys = answer.pop("key_metrics", None)
+    if isinstance(keys, dict):
+        # It chose them itself; what of the run was not measured must stand beside them all the same.
+        coverage = {name: value for name, value in found["key_metrics"].items() if name.startswith("coverage/")}
+        found["key_metrics"] = coverage | keys
     return found | answer
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gym_ray.evidence.scores.numbers import finite
+from gym_ray.evidence.scores.pass_at_k import PassMajority
 from gym_ray.rollouts.metrics.intervals import ClusteredMean
 from gym_ray.rollouts.metrics.live import Distribution
-from gym_ray.rollouts.metrics.numbers import finite
 from gym_ray.rollouts.metrics.outcome_table import RolloutOutcome
-from gym_ray.rollouts.metrics.pass_at_k import PassMajority
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, scored_reply
 
 __all__ = ["GroupFigures"]

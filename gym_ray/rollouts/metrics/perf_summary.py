@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_ray.rollouts.metrics.numbers import finite, linear_percentile, mean, median, population_std
+from gym_ray.evidence.scores.numbers import finite, linear_percentile, mean, median, population_std
 
-__all__ = ["PerfSummary", "perf_summary"]
+__all__ = ["PerfSummary"]
 
 _TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "reasoning_tokens")
 _COLUMNS = (*_TOKENS, "num_turns", "tokens_per_turn", "total_latency_ms")
@@ -71,18 +71,6 @@ def _turns(values: Sequence[float]) -> dict[str, Any]:
         "p90_num_turns": linear_percentile(values, 90),
         "max_num_turns": _whole(values[-1]),
     }
-
-
-def perf_summary(perfs: Iterable[object], records: int) -> dict[str, Any] | None:
-    """Return the summary over ``records`` records of which ``perfs`` are all the ``ng_perf`` that there are."""
-    summary = PerfSummary()
-    count = 0
-    for perf in perfs:
-        summary.add(perf)
-        count += 1
-    for _ in range(records - count):
-        summary.add(None)
-    return summary.result()
 
 
 def _number(perf: Mapping[str, Any], name: str) -> float | None:

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any
 
 from gym_ray.evidence.perf import PERF_FIELD
-from gym_ray.rollouts.metrics.numbers import finite, linear_percentile, mean, median, sample_std
+from gym_ray.evidence.scores.numbers import finite, linear_percentile, mean, median, sample_std
 from gym_ray.rollouts.metrics.perf_summary import PerfSummary
 from gym_ray.rollouts.metrics.student import t_975
 
-__all__ = ["ReplyMetrics", "default_metrics"]
+__all__ = ["ReplyMetrics"]
 
 Columns = dict[str, "array[float]"]
 
@@ -225,23 +225,3 @@ def _key(repeat: Any) -> tuple[bool, int, str]:
 
 def _value(key: tuple[bool, int, str]) -> int | str | None:
     return key[1] if not key[0] else key[2] or None
-
-
-def default_metrics(replies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the default entry of one agent (D113) over replies that are sorted by task and repeat."""
-    metrics = ReplyMetrics()
-    groups: list[dict[str, Any]] = []
-    task: list[Mapping[str, Any]] = []
-
-    def finish() -> None:
-        entry = metrics.add_task(task[0].get("_ng_task_index"), task) if task else None
-        if entry is not None:
-            groups.append(entry)
-
-    for reply in replies:
-        if task and reply.get("_ng_task_index") != task[0].get("_ng_task_index"):
-            finish()
-            task = []
-        task.append(reply)
-    finish()
-    return {"group_level_metrics": groups, **metrics.result()}

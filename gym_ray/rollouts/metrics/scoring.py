@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.rollouts.metrics.numbers import finite
+from gym_ray.evidence.scores.numbers import finite
 from gym_ray.rollouts.metrics.outcome_table import RolloutOutcome
 
 __all__ = ["AggregationOptions", "group_of", "scored_reply"]

@@ -263,6 +263,27 @@ def test_what_an_agent_leaves_out_is_filled_from_the_defaults(paths: RunPaths) -
     assert entry["note"] == 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ({"pass@1/accuracy": 50.0}, {"pass@1/accuracy"}),
+        ({}, set()),
+        (None, {"mean/reward", "own"}),
+        ([1], {"mean/reward", "own"}),
+    ],
+)
+def test_key_metrics_that_an_agent_chooses_stand_beside_what_was_not_measured(
+    paths: RunPaths, keys: Any, shown: set[str]
+) -> None:
+    def post(_agent: str, _chunks: Iterator[bytes]) -> bytes:
+        return json.dumps({"agent_metrics": {"own": 7}, "key_metrics": keys}).encode()
+
+    run(paths, [record(0, 0, 0.5), record(0, 1, mask_sample=True)], post=post)
+    found = entries(paths)["a"]["key_metrics"]
+    assert found["coverage/masked_rollouts"] == 1
+    assert {name for name in found if not name.startswith("coverage/")} == shown
+
+
 def test_duplicates_and_damage_are_named_and_the_rest_counts(paths: RunPaths) -> None:
     run(paths, [])
     lines = [

@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import pytest
 
-from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics, default_metrics
+from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics
 
 
 def reply(task: Any, repeat: Any, **fields: Any) -> dict[str, Any]:
     return {"_ng_task_index": task, "_ng_rollout_index": repeat, **fields}
 
 
+def defaults_of(replies: list[dict[str, Any]]) -> dict[str, Any]:
+    metrics = ReplyMetrics()
+    by_task = groupby(replies, key=lambda one: one["_ng_task_index"])
+    groups = [entry for task, own in by_task if (entry := metrics.add_task(task, list(own))) is not None]
+    return {"group_level_metrics": groups, **metrics.result()}
+
+
 def test_an_unmeasured_reward_is_counted_and_is_no_zero() -> None:
-    found = default_metrics([reply(0, 0, reward=None), reply(0, 1, reward=1.0), reply(1, 0, reward=None)])
+    found = defaults_of([reply(0, 0, reward=None), reply(0, 1, reward=1.0), reply(1, 0, reward=None)])
     assert found["agent_metrics"]["mean/reward"] == 1.0
     assert found["agent_metrics"]["coverage/unmeasured_rollouts"] == 2
     assert found["key_metrics"]["coverage/unmeasured_rollouts"] == 2
@@ -22,7 +30,7 @@ def test_an_unmeasured_reward_is_counted_and_is_no_zero() -> None:
 
 
 def test_fields_that_only_some_replies_have_count_where_they_are() -> None:
-    found = default_metrics(
+    found = defaults_of(
         [
             reply(0, 0, reward=1, passed=True, _private=9, text="x", mask_sample=False),
             reply(0, 1, reward=0, response={"usage": {"input_tokens": 5, "details": {"a": 1}}}),
@@ -69,7 +77,7 @@ def test_replies_may_name_any_number_of_fields_and_their_statistics_stay_few() -
 
 @pytest.mark.parametrize("index", [None, "r", 1.5, True, 10**30])
 def test_indices_of_any_kind_are_taken(index: Any) -> None:
-    found = default_metrics([reply(index, 0, reward=1.0), reply(index, index, reward=0.0)])
+    found = defaults_of([reply(index, 0, reward=1.0), reply(index, index, reward=0.0)])
     assert found["agent_metrics"]["num_repeats"] == 2
     assert found["group_level_metrics"][0]["num_rollouts"] == 2
     assert len(found["repeat_level_metrics"]) == 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.rollouts.metrics import numbers
+from gym_ray.evidence.scores import numbers
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.sampled_from([0, 10, 25, 50, 75, 90, 99, 100]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_ray.rollouts.metrics.pass_at_k import PassMajority, pass_majority
+from gym_ray.evidence.scores.pass_at_k import PassMajority, key_metrics, pass_majority
 
 
 def replies(scores: list[float], answers: list[Any] | None = None) -> list[dict[str, Any]]:
@@ -103,3 +103,21 @@ def test_many_repeats_show_a_few_ks_with_the_tasks_that_have_so_many() -> None:
     assert shown[3]["tasks"] == 2
     assert shown[64] == {"k": 64, "percent": pytest.approx(64.0), "tasks": 1}
     assert [row["k"] for row in collected.majority_at_k()] == list(shown)
+
+
+def test_a_run_is_known_by_the_highest_k_that_each_measure_has() -> None:
+    tasks = [replies([1.0, 0.0, 0.0]), replies([1.0, 0.0], ["A", "B"])]
+    metrics = pass_majority(tasks)
+    names = {
+        "pass@1/accuracy",
+        "pass@3/accuracy",
+        "pass@1[avg-of-3]/accuracy",
+        "pass@2/no_answer",
+        "pass@1[avg-of-2]/no_answer",
+        "majority@2/accuracy",
+    }
+    assert key_metrics(metrics) == {name: metrics[name] for name in names}
+    assert sorted(key_metrics(pass_majority(tasks[:1]))) == sorted(
+        name for name in names if "3" in name or "@1/" in name
+    )
+    assert key_metrics({}) == {}

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.rollouts.metrics.numbers import finite, sample_std
+from gym_ray.evidence.scores.numbers import finite, sample_std
 
-__all__ = ["ANSWER_FIELD", "PassMajority", "pass_majority"]
+__all__ = ["ANSWER_FIELD", "PassMajority", "key_metrics", "pass_majority"]
 
 ANSWER_FIELD = "extracted_answer"
+_SAMPLES = "per_sample_aggregate"
 
 
 class _ByK:
@@ -142,7 +143,7 @@ class PassMajority:
             for name, values in (("accuracy", self._majority), ("no_answer", self._majority_silent)):
                 for k, mean in enumerate(_percent(values.means_of_all()), 1):
                     found[f"majority@{k}/{name}"] = mean
-        return {**found, "per_sample_aggregate": samples}
+        return {**found, _SAMPLES: samples}
 
     def pass_at_k(self) -> list[dict[str, Any]]:
         """Return pass@k for some k (all to 8, then powers of two, and the last), each with the tasks that count."""
@@ -165,6 +166,23 @@ def pass_majority(tasks: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, Any
     for replies in tasks:
         collected.add_task(replies)
     return collected.metrics()
+
+
+def key_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the few metrics by which a run is known: ``pass@1/accuracy``, and the highest k of each family (D158).
+
+    Majorities stand for their accuracy alone; deviations stay with the rest.
+
+    Args:
+        metrics: What :meth:`PassMajority.metrics` returned.
+    """
+    samples: Mapping[str, Sequence[float]] = metrics.get(_SAMPLES, {})
+    names = ["pass@1/accuracy"] if samples else []
+    for measure, values in samples.items():
+        names += [f"pass@{len(values)}/{measure}", f"pass@1[avg-of-{len(values)}]/{measure}"]
+    if "no_answer" in samples:  # measured where there are answers, as majorities are
+        names.append(f"majority@{len(samples['no_answer'])}/accuracy")
+    return {name: metrics[name] for name in names}
 
 
 def _named(name: str, scores: _Scores) -> dict[str, float]:
