@@ -7,7 +7,6 @@ from enum import IntEnum
 from typing import Literal
 
 __all__ = [
-    "ENDED",
     "IN_FLIGHT",
     "AttemptEvent",
     "Cancelled",
@@ -44,7 +43,6 @@ class State(IntEnum):
 
 
 IN_FLIGHT = frozenset({State.STARTING, State.RUNNING})
-ENDED = frozenset({State.DONE, State.FAILED, State.UNSTORED, State.CANCELLED, State.UNRECORDED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from collections import deque
 from itertools import chain
 
 from gym_ray.rollouts.attempt_events import (
-    ENDED,
     IN_FLIGHT,
     AttemptEvent,
     Cancelled,
@@ -48,7 +47,6 @@ from gym_ray.rollouts.retry_rules import DEFAULT_MAX_ATTEMPTS, RETRIED_IN_RUN, i
 from gym_ray.rollouts.run_state import RunState
 
 __all__ = [
-    "ENDED",
     "MAX_WORKER_DEATHS",
     "Cancelled",
     "Dispatched",
