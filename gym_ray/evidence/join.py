@@ -66,6 +66,7 @@ def join(
     *,
     terminal: bool = False,
     options: JoinOptions = _DEFAULTS,
+    trains: bool = True,
 ) -> Joined:
     """Build the finished record of one attempt.
 
@@ -77,6 +78,8 @@ def join(
         written: What the model servers say they wrote, None only beside a None snapshot.
         terminal: Mark a failure as one that must never be tried again.
         options: How evidence is built.
+        trains: The agent takes part in training. Of one that does not, what its reply says about tokens is nobody's
+            finding: summary and facts have no reasons of masks.
 
     Raises:
         ValueError: ``row`` is not a JSON object, or a snapshot comes without the servers' list, so that nothing could
@@ -88,7 +91,7 @@ def join(
     if row_object is None:
         raise ValueError(f"{rollout_id}: the dispatched row is not a JSON object")
 
-    joining = _Joining(row_object, rollout_id, result.latency_ms, written, options)
+    joining = _Joining(row_object, rollout_id, result.latency_ms, written, options, trains)
     reply = _record_of(result, terminal)
     try:
         return joining.joined(reply, snapshot)
@@ -108,6 +111,7 @@ class _Joining:
     latency_ms: float
     written: WrittenCalls | None
     options: JoinOptions
+    trains: bool
 
     def joined(self, reply: Mapping[str, Any], snapshot: CaptureSnapshot | None) -> Joined:
         """Return the finished record.
@@ -121,6 +125,8 @@ class _Joining:
         )
         attachment = None if snapshot is None else record[ATTACHMENT_FIELD]
         summary = summarise(record, attachment, self.rollout_id, self.latency_ms)
+        if not self.trains:
+            summary = replace(summary, token_mask_reasons=None)
         verdict = check_rollout(record, ignored=self.options.ignored_checks, trusted=not has_no_reply(record))
         facts = facts_line(record, attachment, verdict, summary=summary)
         parts = b""

@@ -16,7 +16,7 @@ from gym_ray import exact_json
 from gym_ray.errors import CaptureError, StorageError
 from gym_ray.evidence.join import Joined, JoinOptions, join
 from gym_ray.evidence.run_result import RunResult
-from gym_ray.evidence.summary import RolloutSummary, summarise
+from gym_ray.evidence.summary import summarise
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
@@ -98,13 +98,11 @@ class Joiner:
             return None
         record = exact_json.loads_object(read_record(self._outputs.paths, written)) or {}
         attached = record.get(ATTACHMENT_FIELD) if self._store is not None and request.attach_capture else None
-        return self._outcome(job, written, summarise(record, attached, job.rollout_id, result.latency_ms))
+        summary = summarise(record, attached, job.rollout_id, result.latency_ms)
+        return JoinOutcome(written, summary if self._trains(job) else replace(summary, token_mask_reasons=None))
 
-    def _outcome(self, job: AttemptJob, written: Written | None, summary: RolloutSummary) -> JoinOutcome:
-        """Return the outcome; what the reply of an agent that takes no part says about tokens is nobody's finding."""
-        if self._tokens is None or not self._tokens.concerns(job):
-            summary = replace(summary, token_mask_reasons=None)
-        return JoinOutcome(written, summary)
+    def _trains(self, job: AttemptJob) -> bool:
+        return self._tokens is not None and self._tokens.concerns(job)
 
     async def _join_anew(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
         calls = await self._written_calls(job.rollout_id) if request.attach_capture else None
@@ -135,9 +133,16 @@ class Joiner:
     ) -> JoinOutcome:
         snapshot = self._snapshot(job.rollout_id, calls)
         joined = join(
-            job.row, job.rollout_id, tokens.result, snapshot, calls, terminal=terminal, options=self._options
+            job.row,
+            job.rollout_id,
+            tokens.result,
+            snapshot,
+            calls,
+            terminal=terminal,
+            options=self._options,
+            trains=self._trains(job),
         )
-        return self._outcome(job, self._append(job.rollout_id, joined), joined.summary)
+        return JoinOutcome(self._append(job.rollout_id, joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
         return None if self._store is None or calls is None else self._store.snapshot(rollout_id)

@@ -240,7 +240,7 @@ class _Rejoin:
             )
             if result.record is None:
                 return result, None
-            new_facts = self._facts_of(result.record, rollout_id, latency_ms)
+            new_facts = self._facts_of(result.record, rollout_id, latency_ms, facts)
             return result, (self._stored(result.record, rollout_id, compact=is_compact(record)), new_facts)
 
         try:
@@ -284,11 +284,15 @@ class _Rejoin:
                 publish_parts(self._paths, rollout_id, parts, calls=self._calls)
         return exact_json.dumps(record)
 
-    def _facts_of(self, record: dict[str, Any], rollout_id: str, latency_ms: float | None) -> bytes:
+    def _facts_of(
+        self, record: dict[str, Any], rollout_id: str, latency_ms: float | None, earlier: RecordFacts
+    ) -> bytes:
         attachment = record[ATTACHMENT_FIELD]
         trusted = not has_no_reply(record)
         verdict = check_rollout(record, ignored=self._options.ignored_checks, trusted=trusted)
         summary = None if latency_ms is None else summarise(record, attachment, rollout_id, latency_ms)
+        if summary is not None and earlier.summary.get("token_mask_reasons") is None:
+            summary = replace(summary, token_mask_reasons=None)  # of an agent that took no part in training
         return facts_line(record, attachment, verdict, summary=summary)
 
     def _task_of(self, record: Mapping[str, Any], frame: Frame | None) -> Mapping[str, Any]:

@@ -91,6 +91,7 @@ class JoinedRun(WrittenRun):
         *,
         written: WrittenCalls | None = None,
         latency_ms: float = 1234.5,
+        trains: bool = True,
     ) -> Joined:
         """Join a row's first attempt with what its capture holds now; nothing is stored."""
         attempt = self.rows.attempt(ordinal, 0)
@@ -98,7 +99,13 @@ class JoinedRun(WrittenRun):
         result = RunResult(None if failure else exact_json.dumps(reply), failure, latency_ms)
         snapshot = self.captures.snapshot(attempt.rollout_id)
         return join(
-            attempt.data, attempt.rollout_id, result, snapshot, written or WrittenCalls(), options=self._options
+            attempt.data,
+            attempt.rollout_id,
+            result,
+            snapshot,
+            written or WrittenCalls(),
+            options=self._options,
+            trains=trains,
         )
 
     def store(self, ordinal: int, joined: Joined) -> Written:

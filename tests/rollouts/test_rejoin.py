@@ -158,6 +158,19 @@ def test_facts_and_index_follow_the_new_records(run: JoinedRun) -> None:
     assert list(found.state.failures) == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("trains", "reasons"), [(True, ["invented"]), (False, None)])
+def test_what_a_reply_says_about_tokens_counts_only_where_its_agent_trains(
+    tmp_path: Path, trains: bool, reasons: list[str] | None
+) -> None:
+    with JoinedRun(tmp_path, 1, calls=UnsyncedCalls()) as run:
+        run.capture(0, [captured_call("a0", time.time())])
+        run.finish_joined(0, {"reward": 1.0, "_ng_token_capture": {"mask_reasons": ["invented"]}}, trains=trains)
+        run.capture(0, [captured_call("a1", time.time())])
+        assert _rejoin(run).rejoined == 1
+        ((_, facts),) = read_facts(run.paths, verdict_of=_never)
+        assert facts.summary["token_mask_reasons"] == reasons
+
+
 def _never(_record: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError("the facts of a record are not cached")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gym_ray.evidence.run_result import RunFailure, RunResult
+from gym_ray.rollouts.facts_reading import read_facts
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.rows import RowOptions
@@ -233,6 +234,18 @@ async def test_what_the_reply_of_an_agent_that_takes_no_part_says_stays_and_does
     record, summary = await setting.join(reply(**CLAIMED), agents=frozenset(), tries=tries)
     assert {name: record[name] for name in CLAIMED} == CLAIMED
     assert summary.token_mask_reasons is None
+    ((_, facts),) = read_facts(setting.paths, verdict_of=_never)
+    assert facts.summary["token_mask_reasons"] is None, "metrics count what facts say"
+
+
+def _never(_: dict[str, Any]) -> dict[str, Any]:
+    raise AssertionError("the joiner kept no facts")
+
+
+async def test_what_masks_the_reply_of_an_agent_that_takes_part_is_in_its_facts(setting: Setting) -> None:
+    _, summary = await setting.join(reply())
+    ((_, facts),) = read_facts(setting.paths, verdict_of=_never)
+    assert facts.summary["token_mask_reasons"] == list(summary.token_mask_reasons) == ["no_token_records"]
 
 
 async def test_a_join_that_is_asked_for_again_says_the_same(setting: Setting) -> None:
