@@ -35,10 +35,10 @@ RETRIED_ON_RESUME = RETRIED_IN_RUN | {
     "judge_invalid",
     "engine_unavailable",
 }
-"""Classes of ours that a resumed run tries again."""
+"""Classes of ours that a resumed run tries again. It names them only: what gates a row is its records' bits."""
 
 NEVER_RETRIED = frozenset({INVALID_ROW, "quarantined"})
-"""Classes that no further try can change; their records are terminal."""
+"""Classes that no further try can change. It names them only: their records are marked terminal, which gates a row."""
 
 
 def is_gated(

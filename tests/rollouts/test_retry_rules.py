@@ -52,6 +52,15 @@ def test_classes_that_are_tried_again_are_known_to_the_index_and_no_class_is_bot
     assert not RETRIED_ON_RESUME & NEVER_RETRIED
 
 
+@pytest.mark.parametrize("retry_terminal_timeouts", [False, True])
+@pytest.mark.parametrize("name", sorted(RETRIED_ON_RESUME | NEVER_RETRIED))
+def test_the_rows_of_a_class_are_gated_by_what_its_records_say(name: str, retry_terminal_timeouts: bool) -> None:
+    """The sets document: a class by itself gates nothing, and those that are never tried again are marked so."""
+    flags = failure_flags({"_ng_failure_class": name, "_ng_failure_terminal": name in NEVER_RETRIED})
+    gated = is_gated(1, flags, retry_terminal_timeouts=retry_terminal_timeouts)
+    assert gated is (name in NEVER_RETRIED)
+
+
 @pytest.mark.parametrize(("text", "budget"), [("1", 1), (" 12 ", 12), ("4", 4)])
 def test_the_environment_may_set_the_budget(text: str, budget: int) -> None:
     assert max_attempts_of(text) == (budget, None)
