@@ -7,8 +7,6 @@ Readers see the old reports or the new ones, never half of one.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +21,8 @@ from gym_ray.rollouts.facts_files import read_facts
 from gym_ray.rollouts.health_reading import HealthRules, check_stored_line, checked_rows
 from gym_ray.rollouts.run_log import read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
+from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.replacing import replacing
 
 __all__ = ["HealthOutcome", "health_of_records", "health_of_run", "write_health"]
 
@@ -180,26 +180,9 @@ def _write_summary(file: BinaryIO, report: HealthReport) -> dict[str, Any]:
 
 def _publish(places: list[Path], write: Callable[[BinaryIO], object]) -> list[Path]:
     """Write a file once and let it appear whole in every place."""
-    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in places]
-    try:
-        with temporaries[0].open("wb") as file:
-            write(file)
-            _sync(file)
-        for copy in temporaries[1:]:
-            with temporaries[0].open("rb") as source, copy.open("wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-                _sync(target)
-        for temporary, path in zip(temporaries, places, strict=True):
-            temporary.replace(path)
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
+    with replacing(FileCalls(), places) as file:
+        write(file)
     return places
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 @contextmanager

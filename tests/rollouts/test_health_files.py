@@ -21,6 +21,7 @@ from gym_ray.rollouts.health_files import health_of_records, health_of_run, writ
 from gym_ray.rollouts.health_reading import HealthRules, checked_rows
 from gym_ray.rollouts.parts_files import publish_parts
 from gym_ray.rollouts.run_paths import RunPaths, Written
+from gym_ray.storage.durable_files import TEMPORARY_NAME
 
 POLICY = {"type": "responses_api_models", "name": "policy"}
 
@@ -264,7 +265,7 @@ def test_reports_that_cannot_be_written_leave_the_earlier_ones(paths: RunPaths) 
     with pytest.raises(StorageError, match=r"out\.jsonl"):
         health_of_records(paths)
     assert paths.quality_summary.read_bytes() == before
-    assert not [path for path in paths.output.parent.rglob("*") if path.name.endswith(".part")]
+    assert not [path for path in paths.output.parent.rglob("*") if TEMPORARY_NAME.match(path.name)]
 
 
 def test_rows_of_any_size_and_content_come_back_from_the_spool(paths: RunPaths) -> None:
