@@ -16,6 +16,7 @@ from gym_ray import exact_json
 from gym_ray.cli.eval_health import check_ids, print_health
 from gym_ray.cli.options import read_settings
 from gym_ray.cli.report import print_figures, print_warnings, print_written, report_console
+from gym_ray.cli.run_outputs import OUTPUT_SUFFIX, is_derived
 from gym_ray.errors import GymRayError, InputError, SettingsError
 from gym_ray.rollouts.health_files import HealthOutcome, write_health
 from gym_ray.rollouts.health_reading import HealthRules, checked_rows
@@ -26,9 +27,6 @@ from gym_ray.settings import RunSettings
 
 __all__ = ["aggregate_runs", "aggregation_options", "find_shards"]
 
-_SUFFIX = ".jsonl"
-_DERIVED = ("_failures", "_materialized_inputs")
-_REPORT = "rollout_verdicts.jsonl"
 _CAPTURED = frozenset((".capture", ".tokens"))
 """What stands in the names of a capture directory behind the rollout."""
 
@@ -122,9 +120,9 @@ def find_shards(patterns: Sequence[str]) -> list[RunPaths]:
 
 
 def _are_records(path: Path) -> bool:
-    if not path.is_file() or path.suffix != _SUFFIX or path.name == _REPORT:
+    if not path.is_file() or path.suffix != OUTPUT_SUFFIX or is_derived(path):
         return False
-    if path.stem.endswith(_DERIVED) or not _CAPTURED.isdisjoint(path.suffixes):
+    if not _CAPTURED.isdisjoint(path.suffixes):
         return False
     return not any(map(_is_run_directory, path.absolute().parents))
 

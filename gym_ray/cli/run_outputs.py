@@ -9,10 +9,13 @@ from gym_ray.cli.name_lists import some_of
 from gym_ray.errors import InputError
 from gym_ray.rollouts.run_paths import RunPaths
 
-__all__ = ["find_run"]
+__all__ = ["OUTPUT_SUFFIX", "find_run", "is_derived"]
 
-_SUFFIX: Final = ".jsonl"
+OUTPUT_SUFFIX: Final = ".jsonl"
+"""How the names of records end."""
+
 _DERIVED: Final = ("_materialized_inputs", "_failures")
+_REPORT: Final = "rollout_verdicts.jsonl"
 
 
 def find_run(place: Path) -> RunPaths:
@@ -37,6 +40,11 @@ def find_run(place: Path) -> RunPaths:
     return RunPaths.of(outputs[0])
 
 
+def is_derived(path: Path) -> bool:
+    """Whether the name of a file says that it only accompanies records: failures, materialised inputs, a report."""
+    return path.stem.endswith(_DERIVED) or path.name == _REPORT
+
+
 def _of_run_directory(place: Path) -> list[Path]:
     """Return the output whose run directory this is, none where it is no run directory."""
     return [path for path in _records(place.absolute().parent) if RunPaths.of(path).directory == place.absolute()]
@@ -50,6 +58,5 @@ def _outputs(directory: Path) -> list[Path]:
 
 
 def _records(directory: Path) -> list[Path]:
-    files = [path for path in sorted(directory.glob(f"*{_SUFFIX}")) if path.is_file()]
-    derived = {path.with_name("rollout_verdicts.jsonl") for path in files}
-    return [path for path in files if not path.stem.endswith(_DERIVED) and path not in derived]
+    files = [path for path in sorted(directory.glob(f"*{OUTPUT_SUFFIX}")) if path.is_file()]
+    return [path for path in files if not is_derived(path)]
