@@ -21,6 +21,7 @@ from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory, write_all
 
 __all__ = [
+    "OPEN_LOGS",
     "DeadLog",
     "OpenLog",
     "is_living",
@@ -32,7 +33,9 @@ __all__ = [
     "take_dead",
 ]
 
-_DIRECTORY = ".open"
+OPEN_LOGS = ".open"
+"""Directory of the open logs in a capture directory."""
+
 _BEGIN, _END, _CLEARED = b"B", b"E", b"C"
 
 
@@ -43,13 +46,13 @@ def log_name(server_name: str, epoch: str) -> str:
 
 def log_path(root: Path, name: str) -> Path:
     """Return where the log of that name is in a capture directory."""
-    return root / _DIRECTORY / name
+    return root / OPEN_LOGS / name
 
 
 def list_logs(root: Path) -> list[Path]:
     """Return the open logs of a capture directory, of living and dead writers."""
     try:
-        return sorted(path for path in (root / _DIRECTORY).iterdir() if path.suffix == ".log")
+        return sorted(path for path in (root / OPEN_LOGS).iterdir() if path.suffix == ".log")
     except FileNotFoundError:
         return []
 

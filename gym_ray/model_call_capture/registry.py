@@ -11,7 +11,15 @@ from gym_ray.errors import CaptureError, StorageError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, PosixStore, make_directory
 
-__all__ = ["RegisteredWriter", "WriterRegistry"]
+__all__ = ["OWN_DIRECTORY", "RegisteredWriter", "WriterRegistry", "writers_directory"]
+
+OWN_DIRECTORY = ".gym-ray"
+"""What a capture directory holds for its servers and collectors, beside captures and logs."""
+
+
+def writers_directory(root: Path) -> Path:
+    """Return where the living writers of a capture directory are registered."""
+    return root / OWN_DIRECTORY / "writers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,8 @@ class WriterRegistry:
     """
 
     def __init__(self, root: Path, *, calls: FileCalls | None = None) -> None:
-        self._calls, self._directory = calls or FileCalls(), root / ".gym-ray"
-        self._store = PosixStore(self._directory / "writers", calls=calls, mode=OWNER_ONLY)
+        self._calls, self._directory = calls or FileCalls(), root / OWN_DIRECTORY
+        self._store = PosixStore(writers_directory(root), calls=calls, mode=OWNER_ONLY)
 
     def add(self, writer: RegisteredWriter) -> None:
         """Register a writer.

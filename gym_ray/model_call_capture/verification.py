@@ -15,15 +15,15 @@ from pathlib import Path
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.findings import CaptureFinding, Findings
-from gym_ray.model_call_capture.open_log import is_living, list_logs, log_path, take_dead
-from gym_ray.model_call_capture.registry import WriterRegistry
+from gym_ray.model_call_capture.open_log import OPEN_LOGS, is_living, list_logs, log_path, take_dead
+from gym_ray.model_call_capture.registry import OWN_DIRECTORY, WriterRegistry, writers_directory
 from gym_ray.model_call_capture.repeated_ids import RepeatedIds
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX
 from gym_ray.model_call_capture.verified_file import call_ids_of, verify_file
 
 __all__ = ["CaptureVerification", "verify_captures"]
 
-_OURS = (".open", ".gym-ray")
+_OURS = (OPEN_LOGS, OWN_DIRECTORY)
 _TOKENS = ".tokens."
 _OTHERS = 0o077
 _REPEATED_SHOWN = 1000
@@ -157,7 +157,7 @@ class _Verifier:
         try:
             logs = list_logs(self._root)
         except OSError as error:
-            self._findings.add("error", "unreadable_log", self._root / ".open", str(error), remedy)
+            self._findings.add("error", "unreadable_log", self._root / OPEN_LOGS, str(error), remedy)
             return
         for path in logs:
             try:
@@ -244,7 +244,7 @@ class _Verifier:
                 continue  # gone, or not readable any more: what the first look found stands
 
     def _add_writers(self) -> None:
-        registry = self._root / ".gym-ray" / "writers"
+        registry = writers_directory(self._root)
         try:
             writers, unreadable = WriterRegistry(self._root).all()
         except (OSError, StorageError) as error:
