@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from gym_ray.rollouts.metrics.outcome_table import OutcomeTable
 from gym_ray.rollouts.metrics.reply_metrics import ReplyMetrics
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, scored_reply
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.durable_files import open_temporary, sync_directory
+from gym_ray.storage.replacing import replacing
 
 __all__ = ["PostMetrics", "write_agent_entries"]
 
@@ -58,19 +57,9 @@ def _has_replies(agent: str, table: OutcomeTable, options: AggregationOptions) -
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    calls = FileCalls()
     try:
-        descriptor, temporary = open_temporary(calls, path, 0o644)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=_CHUNK_BYTES) as out:
-                yield out
-                out.flush()
-                calls.sync(out.fileno())
-            calls.rename(temporary, str(path))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        sync_directory(calls, str(path.parent))
+        with replacing(FileCalls(), [path]) as out:
+            yield out
     except StorageError:
         raise
     except OSError as error:
