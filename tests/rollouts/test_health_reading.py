@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from gym_ray.rollouts.health_reading import _processes
+from gym_ray.rollouts.health_reading import HealthRules, _processes, check_stored_line
+from gym_ray.rollouts.run_paths import RunPaths
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,10 @@ def test_as_many_processes_help_as_there_are_cpus_up_to_eight(
     """D110: little work gets one, and nobody gets more than there is work for."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
     assert _processes(asked, ranges) == processes
+
+
+def test_a_line_that_is_no_json_says_why_in_few_words(tmp_path: Path) -> None:
+    answer = check_stored_line(RunPaths.of(tmp_path / "out.jsonl"), b"{" + b"x" * 10_000, HealthRules())
+    assert isinstance(answer, str)
+    assert answer.startswith("the line is not JSON: ")
+    assert len(answer) < 600

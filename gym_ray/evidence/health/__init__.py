@@ -3,7 +3,6 @@
 from gym_ray.evidence.health.report import HealthReport, finished_row
 from gym_ray.evidence.health.rollout import (
     STATS,
-    check_line,
     check_rollout,
     check_stored,
     located,
@@ -28,7 +27,6 @@ __all__ = [
     "STATS",
     "HealthReport",
     "Severity",
-    "check_line",
     "check_rollout",
     "check_stored",
     "finished_row",

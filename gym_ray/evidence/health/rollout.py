@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import RolloutIdError
 from gym_ray.evidence.health.checks import RECORD_CHECKS, usage_totals
@@ -23,7 +22,6 @@ from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 
 __all__ = [
     "STATS",
-    "check_line",
     "check_rollout",
     "check_stored",
     "located",
@@ -163,19 +161,8 @@ def _rollout_id(record: Mapping[str, Any]) -> str:
     return derived or f"{record.get('_ng_task_index')}-{record.get('_ng_rollout_index')}"
 
 
-def check_line(
-    line: bytes, *, ignored: frozenset[str] = frozenset(), rules_version: int = RULES_VERSION
-) -> dict[str, Any] | str:
-    """Return the verdict row of a stored line, or why it cannot be read as a record (D108)."""
-    try:
-        record = exact_json.loads(line)
-    except ValueError as error:
-        return _shortened(f"the line is not JSON: {error}")
-    return check_stored(record, ignored=ignored, rules_version=rules_version)
-
-
 def check_stored(record: Any, *, ignored: frozenset[str], rules_version: int = RULES_VERSION) -> dict[str, Any] | str:
-    """Do the same for a line that is parsed already."""
+    """Return the verdict row of a stored line that is parsed, or why it cannot be read as a record (D108)."""
     if not isinstance(record, dict):
         return "the line is not a JSON object"
     task, rollout = record.get("_ng_task_index"), record.get("_ng_rollout_index")

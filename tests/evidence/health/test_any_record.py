@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_ray.evidence.health import CHECKS, HealthReport, check_line, check_rollout, finished_row
+from gym_ray.evidence.health import CHECKS, HealthReport, check_rollout, check_stored, finished_row
 
 POLICY = {"type": "responses_api_models", "name": "policy"}
 RECORD = {
@@ -92,7 +92,7 @@ def test_a_record_changed_anywhere_gets_a_whole_row_or_a_reason(changes: list[An
                 holder[path[-1]] = value
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change took the place away
-    answer = check_line(json.dumps(record).encode())
+    answer = check_stored(json.loads(json.dumps(record)), ignored=frozenset())
     if isinstance(answer, str):
         return
     assert {finding["check"] for finding in answer["findings"]} <= set(CHECKS) - {"check_execution_error"}
@@ -154,5 +154,6 @@ def test_a_report_does_not_depend_on_the_order_of_its_rows(rows: list[Any], rand
 
 @pytest.mark.parametrize("task", [{}, [], {"a": 1}])
 def test_a_task_that_is_no_scalar_names_none(task: Any) -> None:
-    line = json.dumps({"_ng_task_index": task, "_ng_rollout_index": 0}).encode()
-    assert check_line(line) == "the record names no task: _ng_task_index is missing or no scalar"
+    record = {"_ng_task_index": task, "_ng_rollout_index": 0}
+    answer = check_stored(record, ignored=frozenset())
+    assert answer == "the record names no task: _ng_task_index is missing or no scalar"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.evidence.health import CHECKS, PEER_RULES, RULES_VERSION, check_line, check_rollout, unknown_checks
+from gym_ray.evidence.health import CHECKS, PEER_RULES, RULES_VERSION, check_rollout, check_stored, unknown_checks
 
 POLICY = {"type": "responses_api_models", "name": "policy"}
 JUDGE = {"type": "responses_api_models", "name": "judge"}
@@ -144,13 +144,12 @@ def test_an_invalid_trajectory_names_its_first_problem() -> None:
 
 
 def test_lines_that_are_no_records_say_why() -> None:
-    for line, problem in [
-        (b"{", "not JSON"),
-        (b"[1]", "not a JSON object"),
-        (b'{"_ng_rollout_index": 0}', "_ng_task_index"),
-        (b'{"_ng_task_index": 0, "_ng_rollout_index": true}', "_ng_rollout_index"),
+    for value, problem in [
+        ([1], "not a JSON object"),
+        ({"_ng_rollout_index": 0}, "_ng_task_index"),
+        ({"_ng_task_index": 0, "_ng_rollout_index": True}, "_ng_rollout_index"),
     ]:
-        answer = check_line(line)
+        answer = check_stored(value, ignored=frozenset())
         assert isinstance(answer, str)
         assert problem in answer
 
