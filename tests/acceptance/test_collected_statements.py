@@ -260,7 +260,6 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "52": (
         VECTORS_RUN,
         f"{RESUMED}test_two_results_of_a_row_are_counted_once_and_said",
-        f"{ROLLOUTS}/test_record_reading.py::test_the_last_line_of_a_key_wins_with_and_without_the_index",
         f"{METRICS}test_duplicates_and_damage_are_named_and_the_rest_counts",
     ),
     "53": (

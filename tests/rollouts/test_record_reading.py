@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import InputError
-from gym_ray.rollouts.latest_records import latest_records
 from gym_ray.rollouts.record_reading import damaged_line, iterate_records, line_number
 from gym_ray.rollouts.run_log import line_digest, read_record
 from gym_ray.rollouts.run_paths import RunPaths
@@ -46,7 +45,6 @@ def test_blank_lines_and_a_torn_tail_are_no_records(paths: RunPaths) -> None:
 
 def test_a_file_that_does_not_exist_has_no_records(tmp_path: Path) -> None:
     assert list(iterate_records(RunPaths.of(tmp_path / "out.jsonl"), ("main", "failures"))) == []
-    assert list(latest_records(RunPaths.of(tmp_path / "out.jsonl"))) == []
 
 
 @pytest.mark.parametrize(("line", "only_validated"), [(b"{broken", False), (b"3", False), (b'{"a": b}', True)])
@@ -69,34 +67,10 @@ def test_line_numbers_count_from_1_across_chunks(paths: RunPaths) -> None:
     assert [line_number(paths.output, offset) for offset in offsets] == [1, 2, 3]
 
 
-def add_second_result(paths: RunPaths) -> None:
-    with WrittenRun(paths.output.parent, None, calls=UnsyncedCalls()) as run:
-        run.finish(0, 1, reward=0.25)
-        run.finish(0, 2, reward=0.125)
-        run.finish(1, 2, _ng_failure_class="judge_failed")
-
-
-@pytest.mark.parametrize("spoil", ["nothing", "index gone", "index damaged", "a record more"])
-def test_the_last_line_of_a_key_wins_with_and_without_the_index(paths: RunPaths, spoil: str) -> None:
-    add_second_result(paths)
-    if spoil == "index gone":
-        paths.index.unlink()
-    elif spoil == "index damaged":
-        data = bytearray(paths.index.read_bytes())
-        data[70] ^= 1
-        paths.index.write_bytes(data)
-    elif spoil == "a record more":
-        with paths.output.open("ab") as file:
-            file.write(b'{"_ng_task_index": 3, "_ng_rollout_index": 0, "reward": 9}\n')
-    rewards = [record["reward"] for record in values(latest_records(paths, validated=True))]
-    assert rewards == [0.0, 0.5, 0.125, *([9] if spoil == "a record more" else [])]
-    assert [record["_ng_failure_class"] for record in values(latest_records(paths, ("failures",)))] == ["judge_failed"]
-
-
 def test_a_run_without_an_index_names_damage_too(paths: RunPaths) -> None:
     paths.index.unlink()
     paths.output.write_bytes(b'{"a": b}\n')
     with pytest.raises(InputError, match=r"out\.jsonl:1"):
-        list(latest_records(paths))
+        list(iterate_records(paths, validated=True))
     with pytest.raises(InputError, match=r"out\.jsonl:1"):
         resumed(paths)
