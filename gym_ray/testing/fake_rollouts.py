@@ -18,7 +18,7 @@ from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
 from gym_ray.rollouts.run_log import RunOutputs
 
-__all__ = ["FakePort", "answer", "failing", "hang"]
+__all__ = ["FakePort", "answer", "by_task", "failing", "hang"]
 
 Script = Callable[[AttemptJob], Awaitable[RunResult | Lost]]
 JoinScript = Callable[[AttemptJob, JoinRequest], Awaitable[Lost | None]]
@@ -28,6 +28,15 @@ async def answer(job: AttemptJob) -> RunResult:
     """Answer with a reward of 1."""
     reply = {"reward": 1.0, "response": {"id": job.rollout_id, "output": []}}
     return RunResult(exact_json.dumps(reply), None, 5.0)
+
+
+def by_task(scripts: Mapping[str, Script]) -> Script:
+    """Return a script that does for each task what its own says, and answers the rest."""
+
+    async def script(job: AttemptJob) -> RunResult | Lost:
+        return await scripts.get(job.rollout_id.split("-")[0], answer)(job)
+
+    return script
 
 
 def failing(failure_class: str) -> Script:

@@ -22,7 +22,7 @@ from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
 from gym_ray.rollouts.run_log import read_record
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.begun_run import BegunRun
-from gym_ray.testing.fake_rollouts import FakePort, answer, failing, hang
+from gym_ray.testing.fake_rollouts import FakePort, answer, by_task, failing, hang
 from gym_ray.testing.waiting import until
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 
@@ -38,13 +38,6 @@ def make_run(tmp_path: Path) -> Iterator[Any]:
     yield make
     for run in runs:
         run.close()
-
-
-def by_task(scripts: dict[str, Any]) -> Any:
-    async def script(job: AttemptJob) -> Any:
-        return await scripts.get(job.rollout_id.split("-")[0], answer)(job)
-
-    return script
 
 
 async def test_every_row_is_run_once_and_stored_as_it_finishes(make_run: Any) -> None:

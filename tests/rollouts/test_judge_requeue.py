@@ -9,6 +9,7 @@ import pytest
 from gym_ray.rollouts.judge_requeue import REQUEUED_FROM, requeue_invalid_judge
 from gym_ray.rollouts.run_log import line_digest
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.testing.dying_calls import DiedError, DiesAfter
 from gym_ray.testing.written_runs import UnsyncedCalls, WrittenRun, resumed
 
 
@@ -53,37 +54,6 @@ def test_one_result_that_stands_there_twice_is_one_failure(tmp_path: Path) -> No
     assert [failure["_ng_task_index"] for failure in lines(paths.failures)] == [1, 3]
 
 
-class Died(Exception):
-    """Stands for the process's death."""
-
-
-class DiesAfter(UnsyncedCalls):
-    """Lets a number of changes through; the next one, and all that follow, never happen."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def _step(self) -> None:
-        if self._left == 0:
-            raise Died
-        self._left -= 1
-
-    def write(self, fd: int, data: bytes | memoryview) -> int:
-        self._step()
-        return super().write(fd, data)
-
-    def sync_data(self, fd: int) -> None:
-        self._step()
-
-    def rename(self, source: str, target: str) -> None:
-        self._step()
-        super().rename(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._step()
-        super().unlink(path)
-
-
 def test_a_move_that_dies_anywhere_can_be_done_again_and_moves_each_once(tmp_path: Path) -> None:
     for step in range(30):
         root = tmp_path / str(step)
@@ -92,7 +62,7 @@ def test_a_move_that_dies_anywhere_can_be_done_again_and_moves_each_once(tmp_pat
         whole = lines(paths.output)
         try:
             requeue_invalid_judge(paths, calls=DiesAfter(step))
-        except Died:
+        except DiedError:
             there = {record["_ng_task_index"] for record in [*lines(paths.output), *lines(paths.failures)]}
             assert there == {0, 1, 2, 3}, "each record is in one file at least"
             assert lines(paths.output) in (whole, [whole[0], whole[2]])

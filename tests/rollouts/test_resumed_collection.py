@@ -20,7 +20,7 @@ from gym_ray.rollouts.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_state import RunState
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.begun_run import BegunRun
-from gym_ray.testing.fake_rollouts import FakePort, answer, failing
+from gym_ray.testing.fake_rollouts import FakePort, answer, by_task, failing
 
 
 @pytest.fixture
@@ -34,13 +34,6 @@ def make_run(tmp_path: Path) -> Iterator[Any]:
     yield make
     for run in runs:
         run.close()
-
-
-def by_task(scripts: dict[str, Any]) -> Any:
-    async def script(job: AttemptJob) -> Any:
-        return await scripts.get(job.rollout_id.split("-")[0], answer)(job)
-
-    return script
 
 
 class FullDisk(FileCalls):

@@ -23,6 +23,7 @@ from gym_ray.rollouts.run_resume import RunResume, can_resume, resume_run
 from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_state import RunState
 from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.dying_calls import DiedError, DiesAfter
 from gym_ray.testing.written_runs import STORY, UnsyncedCalls, WrittenRun, facts, resumed, story
 
 FAST = UnsyncedCalls()
@@ -331,7 +332,7 @@ def test_a_salvage_that_dies_anywhere_has_lost_nothing(tmp_path: Path) -> None:
         dying = DiesAfter(step)
         try:
             resumed(paths, salvage=True, calls=dying)
-        except Died:
+        except DiedError:
             pass
         else:
             assert step > 10
@@ -345,41 +346,6 @@ def test_a_salvage_that_dies_anywhere_has_lost_nothing(tmp_path: Path) -> None:
         assert [path.read_bytes() for path in paths.damaged.glob("[!.]*")] == [b"{broken"]
         assert paths.output.read_bytes() == records
     pytest.fail("a salvage never came to its end")
-
-
-class Died(Exception):
-    """Stands for the process's death."""
-
-
-class DiesAfter(UnsyncedCalls):
-    """Lets a number of changes through; the next one, and all that follow, never happen."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def _step(self) -> None:
-        if self._left == 0:
-            raise Died
-        self._left -= 1
-
-    def write(self, fd: int, data: bytes | memoryview) -> int:
-        self._step()
-        return super().write(fd, data)
-
-    def rename(self, source: str, target: str) -> None:
-        self._step()
-        super().rename(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._step()
-        super().unlink(path)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._step()
-        super().truncate(fd, size)
-
-    def sync(self, fd: int) -> None:
-        self._step()
 
 
 def test_a_damaged_start_is_refused_and_a_salvage_never_gives_its_number_again(tmp_path: Path) -> None:
