@@ -63,5 +63,10 @@ async def agent(row: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
         observed_checker = checker.observed()
         again = {"role": "user", "content": AGAIN.format(verdict=verdict.output_text)}
         response = await solver.ask(again, **params)
+    # The answer is the last call's; what the rollout used is the sum of all three, and health checks hold it to that.
+    names = ("input_tokens", "output_tokens", "total_tokens")
+    used = [answer.usage for answer in (first, verdict, response) if answer.usage is not None]
+    usage = {name: sum(getattr(one, name) for one in used) for name in names}
     bundle = AgentObservationBundle(source="observing_agent", records=[solver.observed(), observed_checker])
-    return {"response": response, "ng_agent_observations": bundle}
+    answer = response.model_dump(mode="json", exclude_none=True) | {"usage": usage}
+    return {"response": answer, "ng_agent_observations": bundle}

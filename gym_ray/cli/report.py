@@ -160,7 +160,7 @@ def print_report(
         print_warnings(console, aggregation)
     unfinished = progress.rows - progress.done - progress.failed - progress.unstored
     if unfinished:
-        console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record")
+        console.print(f"[yellow]unfinished[/] {unfinished} of {progress.rows} rows have no record; --resume goes on")
     for label, path in files:
         console.print(f"[dim]{label:<10}[/] {escape(str(path))}", soft_wrap=True)
 

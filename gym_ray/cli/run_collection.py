@@ -91,6 +91,7 @@ def _print_start(console: Console, start: SessionStart) -> None:
     if start.resumed:
         left = start.rows - start.done - start.given_up
         given_up = f", {start.given_up} given up" if start.given_up else ""
+        console.print("[dim]its rows are those of the first run, whatever input and agent are now[/]")
         console.print(f"[dim]resuming:[/] {start.done} of {start.rows} rows are done{given_up}, {left} are left")
 
 

@@ -154,6 +154,4 @@ def run_remarks(settings: RunSettings) -> list[str]:
         remarks.append("route_failures_to_sidecar: false changes nothing; a failed rollout never ends a run")
     if settings.retain_results_in_memory:
         remarks.append("retain_results_in_memory: true changes nothing; records are read from the output")
-    if settings.salvage and not settings.resume_from_cache:
-        remarks.append("salvage changes nothing without --resume; a fresh run sets earlier results aside")
     return remarks

@@ -26,6 +26,9 @@ def plan_of(settings: RunSettings) -> RunPlan:
     Raises:
         SettingsError: Input or output is missing, or an ignored check is none.
     """
+    if settings.salvage and not settings.resume_from_cache:
+        remedy = "add --resume; without it a fresh run begins and sets earlier results aside"
+        raise SettingsError("command line", "salvage", "goes with a run that is taken up again", remedy)
     source, output = settings.input_jsonl_fpath, settings.output_jsonl_fpath
     if output is None:
         raise SettingsError("command line", "output_jsonl_fpath", "is required", "pass --output RECORDS.jsonl")

@@ -64,7 +64,8 @@ def adopt_dead_logs(store: CaptureStore, server_label: str, *, calls: FileCalls 
                 raise CaptureError(f"{path}: cannot adopt the log of a dead server: {error}") from error
             if lost is not None:
                 marked.extend(lost)
-                _log.warning("%s: its server died; rollouts that lost calls, marked now: %s", path, sorted(lost))
+                level = logging.WARNING if lost else logging.INFO
+                _log.log(level, "%s: its server died; rollouts that lost calls, marked now: %s", path, sorted(lost))
     return marked
 
 

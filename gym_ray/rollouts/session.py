@@ -148,10 +148,27 @@ class RunSession:
 
     def _claim_unfinished(self, rows: MaterialisedRows, state: RunState) -> None:
         """Claim what this run may still capture; finished rows are not read, so that a resume stays cheap."""
+        self._check_agents(rows, state)
+        self._claim(rows, lambda: self._unfinished(state))
+
+    def _unfinished(self, state: RunState) -> Iterator[int]:
         limits = self.plan.settings
-        self._claim(
-            rows, lambda: state.pending(limits.max_attempts, retry_terminal_timeouts=limits.retry_terminal_timeouts)
-        )
+        return state.pending(limits.max_attempts, retry_terminal_timeouts=limits.retry_terminal_timeouts)
+
+    def _check_agents(self, rows: MaterialisedRows, state: RunState) -> None:
+        """Refuse rows whose agent is not there any more: running them would only cost them an attempt (D17)."""
+        known = self.plan.options.agents
+        if known is None:
+            return
+        for ordinal in self._unfinished(state):
+            try:
+                agent = rows.attempt(ordinal, 0).agent
+            except InputError:
+                continue  # a damaged row never runs; its turn records it as a failure
+            if agent not in known:
+                runs = ", ".join(sorted(known)) or "none"
+                problem = f"no agent {agent!r} runs here (known are: {runs}); resume with the settings of the first run"
+                raise InputError(rows.path, ordinal + 1, "agent_ref.name", problem)
 
     def _claim(self, rows: MaterialisedRows, ordinals: Callable[[], Iterable[int]]) -> None:
         for directory in self.plan.capture_dirs:

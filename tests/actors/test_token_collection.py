@@ -211,7 +211,7 @@ def test_a_run_of_masked_rollouts_ends_with_its_report_and_the_reasons(
     assert not store.read_entries("0-0"), "what an earlier run left under the same id"
     assert f"training 0 of {len(records)} rollouts have exact tokens; {len(records)} masked" in out
     assert f"masked ids_missing: {len(records)}" in out
-    assert f"unfinished {40 - len(records)} of 40 rows have no record" in out
+    assert f"unfinished {40 - len(records)} of 40 rows have no record; --resume goes on" in out
     for name in ("out.jsonl", "out_aggregate_metrics.json", "tokens"):
         assert str(tmp_path / name) in out
     counted = json.loads((tmp_path / "out_aggregate_metrics.json").read_text())["overall"]["token_capture"]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.cli.run_flags import flag_tokens, run_remarks, with_attempt_budget
+from gym_ray.cli.run_plan import plan_of
+from gym_ray.errors import SettingsError
 from gym_ray.settings import load_settings
 from gym_ray.settings.overrides import parse_override
 
@@ -107,10 +109,16 @@ def test_an_unusable_budget_is_named_and_means_the_default() -> None:
     [
         ("++route_failures_to_sidecar=false", "route_failures_to_sidecar"),
         ("++retain_results_in_memory=true", "retain_results_in_memory"),
-        ("++salvage=true", "salvage"),
     ],
 )
 def test_settings_that_change_nothing_are_named(override: str, key: str) -> None:
     (remark,) = run_remarks(load_settings([], [override], environ={}))
     assert remark.startswith(key)
     assert run_remarks(load_settings([], [], environ={})) == []
+
+
+def test_salvage_without_a_resume_is_refused_since_a_fresh_run_would_begin() -> None:
+    overrides = ["++output_jsonl_fpath=out.jsonl", "++input_jsonl_fpath=in.jsonl", "++salvage=true"]
+    with pytest.raises(SettingsError, match="salvage: goes with a run that is taken up again; add --resume"):
+        plan_of(load_settings([], overrides, environ={}))
+    assert plan_of(load_settings([], [*overrides, "++resume_from_cache=true"], environ={})).salvage

@@ -210,3 +210,15 @@ async def test_rows_of_another_run_are_refused_before_invalid_verdicts_move(tmp_
         session.begin()
     session.close()
     assert (wanted.paths.output.read_bytes(), wanted.paths.failures.read_bytes()) == (main, b"")
+
+
+async def test_a_row_whose_agent_is_gone_is_refused_before_it_costs_an_attempt(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, resume=True)
+    await run(wanted, some_fail)
+    before = {path: data for path, data in contents(tmp_path).items() if path.suffix == ".jsonl"}
+    other = replace(wanted, options=RowOptions(agents=["b"]))
+    with pytest.raises(InputError, match=r"inputs\.jsonl:2: agent_ref\.name: no agent 'a' runs here \(known are: b\)"):
+        await run(other)
+    assert {path: data for path, data in contents(tmp_path).items() if path.suffix == ".jsonl"} == before
+    _, ran = await run(wanted)
+    assert ran == ["1-0-a1", "3-0-a1"]

@@ -6,7 +6,8 @@ holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,7 @@ def aggregate(
         post: Asks agents that aggregate themselves; see :data:`~gym_ray.rollouts.metrics.agent_entries.PostMetrics`.
 
     Raises:
+        InputError: Two shards have records of the same rollout.
         StorageError: A file cannot be written; an old one is then intact.
         OSError: A source cannot be read, or no temporary file be made beside the output.
     """
@@ -114,8 +116,9 @@ def aggregate(
     with OutcomeTable(target.output.parent) as table:
         for row in _rows([rows] if isinstance(rows, MaterialisedRows) else rows or (), warnings):
             table.add_row(row, group_of(row, options.group_by))
+        origins = _Origins(shards)
         for shard in shards:
-            _read(shard, table, options, warnings)
+            _read(shard, table, options, origins, warnings)
         figures = _Figures(table, options)
         if nameless := table.nameless_count():
             warnings.add(f"{nameless} records or rows name no task or no repeat; each counts as one rollout")
@@ -143,10 +146,37 @@ def _rows(files: Sequence[MaterialisedRows], warnings: _Warnings) -> Iterator[di
                 yield row
 
 
-def _read(shard: RunPaths, table: OutcomeTable, options: AggregationOptions, warnings: _Warnings) -> None:
+class _Origins:
+    """Refuses rollouts that several shards have: nobody could say whether they are one or two (D117)."""
+
+    def __init__(self, shards: Sequence[RunPaths]) -> None:
+        self._several = len(shards) > 1
+        self._shard_of: dict[bytes, RunPaths] = {}
+
+    def note(self, reduced: Mapping[str, Any], shard: RunPaths) -> None:
+        """Take one record in.
+
+        Raises:
+            InputError: Another shard has a record of the same rollout.
+        """
+        task, repeat = reduced.get("_ng_task_index"), reduced.get("_ng_rollout_index")
+        if not self._several or task is None or repeat is None:
+            return
+        key = hashlib.blake2b(exact_json.dumps([task, repeat]), digest_size=8).digest()
+        other = self._shard_of.setdefault(key, shard)
+        if other != shard:
+            problem = f"rollout {task}-{repeat} is in {other.output} as well; give the rows of each shard task indices"
+            raise InputError(shard.output, 0, "_ng_task_index", f"{problem} of their own, or aggregate one by one")
+
+
+def _read(
+    shard: RunPaths, table: OutcomeTable, options: AggregationOptions, origins: _Origins, warnings: _Warnings
+) -> None:
     for _, facts in read_facts(shard, damaged=warnings.add):
+        origins.note(facts.reduced, shard)
         table.add_record(facts, group_of(facts.reduced, options.group_by))
     for _, facts in read_facts(shard, file="failures", damaged=warnings.add):
+        origins.note(facts.reduced, shard)
         table.add_failure(facts, group_of(facts.reduced, options.group_by))
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gym_ray.errors import StorageError
+from gym_ray.errors import InputError, StorageError
 from gym_ray.evidence.facts import facts_of_record
 from gym_ray.rollouts.facts_files import FactsWriter
 from gym_ray.rollouts.materialised_rows import MaterialisedRows
@@ -340,6 +340,16 @@ def test_numbers_too_large_to_add_up_were_not_measured(paths: RunPaths) -> None:
     assert found.metrics["overall"]["reward"]["mean"] == 0.5
     assert found.metrics["overall"]["tokens"]["tokens_in"] == {"total": 0.5, "reported": 1}
     assert aggregate(paths, None).metrics["overall"]["reward"]["mean"] == 0.5
+
+
+def test_a_rollout_of_two_shards_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    shards = [RunPaths.of(tmp_path / f"s{n}.jsonl") for n in range(2)]
+    for shard in shards:
+        write(shard.output, [record(0, 0, 1.0)])
+    merged = RunPaths.of(tmp_path / "all.jsonl")
+    with pytest.raises(InputError, match=r"s1\.jsonl: _ng_task_index: rollout 0-0 is in .*s0\.jsonl as well"):
+        aggregate(shards, None, output=merged)
+    assert not merged.metrics.exists()
 
 
 def test_shards_are_merged_by_task_and_scored_once(tmp_path: Path) -> None:
