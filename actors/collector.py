@@ -17,7 +17,7 @@ from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.collection import Collection, Finished, Progress
 from gym_ray.rollouts.metrics import RunMetrics
-from gym_ray.rollouts.parts_files import read_inline_line
+from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 

@@ -21,14 +21,14 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.model_server.serving import tune_collector
 from gym_ray.rollouts.collection import Collection, CollectionSettings
-from gym_ray.rollouts.frames import Frame, FrameKind
-from gym_ray.rollouts.ledger_log import rollout_digest
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_index import finished_frame
-from gym_ray.rollouts.run_log import written_line
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.run_files.frames import Frame, FrameKind
+from gym_ray.rollouts.run_files.ledger_log import rollout_digest
+from gym_ray.rollouts.run_files.run_index import finished_frame
+from gym_ray.rollouts.run_files.run_log import written_line
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import RunPaths, Written
-from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.rollouts.session import RunPlan, RunSession
 
 _RECORD_PADDING = "The answer is B. " * 50

@@ -18,10 +18,10 @@ from gym_ray.cli.options import read_settings
 from gym_ray.cli.report import print_figures, print_warnings, print_written, report_console
 from gym_ray.cli.run_outputs import OUTPUT_SUFFIX, is_derived
 from gym_ray.errors import GymRayError, InputError, SettingsError
-from gym_ray.rollouts.health_files import HealthOutcome, write_health
-from gym_ray.rollouts.health_reading import HealthRules, checked_rows
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics import Aggregation, AggregationOptions, aggregate
+from gym_ray.rollouts.reports.health_files import HealthOutcome, write_health
+from gym_ray.rollouts.reports.health_reading import HealthRules, checked_rows
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.settings import RunSettings
 

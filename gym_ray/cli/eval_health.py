@@ -16,7 +16,7 @@ from gym_ray.cli.report import print_written, report_console
 from gym_ray.cli.run_outputs import find_run
 from gym_ray.errors import SettingsError
 from gym_ray.evidence.health import CHECKS, SEVERITIES, unknown_checks
-from gym_ray.rollouts.health_files import HealthOutcome, health_of_records
+from gym_ray.rollouts.reports.health_files import HealthOutcome, health_of_records
 
 __all__ = ["UNHEALTHY", "check_ids", "health", "print_health"]
 

@@ -16,7 +16,7 @@ from gym_ray.cli.run_outputs import find_run
 from gym_ray.errors import CaptureError, SettingsError, StorageError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.model_call_capture.quiesce import WrittenCalls, list_written_calls
-from gym_ray.rollouts.rejoin import RejoinReport, rejoin
+from gym_ray.rollouts.rejoining.rejoin import RejoinReport, rejoin
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gym_ray.rollouts.retry_rules import max_attempts_of
+from gym_ray.rollouts.row_states.retry_rules import max_attempts_of
 from gym_ray.settings import RunSettings
 
 __all__ = [

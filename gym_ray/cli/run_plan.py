@@ -9,12 +9,12 @@ from gym_ray.errors import SettingsError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ending import EndPlan
-from gym_ray.rollouts.rows import read_rows
+from gym_ray.rollouts.rows.input_rows import read_rows
+from gym_ray.rollouts.run_files.run_resume import can_resume
+from gym_ray.rollouts.run_files.run_start import RunLock
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_resume import can_resume
-from gym_ray.rollouts.run_start import RunLock
 from gym_ray.rollouts.session import RunPlan
-from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 from gym_ray.settings import RunSettings
 
 __all__ = ["check_plan", "end_plan", "plan_of"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_ray.rollouts.prompts import read_prompt_config
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.skills import describe_skills
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.prompts import read_prompt_config
+from gym_ray.rollouts.rows.skills import describe_skills
 from gym_ray.settings import RunSettings
 
 __all__ = ["row_options"]

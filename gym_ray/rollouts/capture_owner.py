@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_ray.errors import StorageError
-from gym_ray.rollouts.lock_wait import lock_in_time
+from gym_ray.rollouts.run_files.lock_wait import lock_in_time
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory
 

@@ -15,7 +15,7 @@ import httpx
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.model_call_capture.quiesce import forget
 from gym_ray.model_call_capture.recovery import clear_rollout
-from gym_ray.rollouts.token_sources import StaleCaptures
+from gym_ray.rollouts.tokens.token_sources import StaleCaptures
 
 __all__ = ["Clearing"]
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from gym_ray.errors import MaskLimitExceededError, StorageError
 from gym_ray.pace import Pace
-from gym_ray.rollouts.attempt_flow import AttemptFlow, Finished
+from gym_ray.rollouts.attempts.attempt_flow import AttemptFlow, Finished
+from gym_ray.rollouts.attempts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
 from gym_ray.rollouts.collection_settings import CollectionSettings
-from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import RolloutPort
-from gym_ray.rollouts.run_index import IndexLog
-from gym_ray.rollouts.run_log import RunOutputs
-from gym_ray.rollouts.run_state import RunState
+from gym_ray.rollouts.row_states.run_state import RunState
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.run_index import IndexLog
+from gym_ray.rollouts.run_files.run_log import RunOutputs
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 
 __all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gym_ray.rollouts.retry_rules import DEFAULT_MAX_ATTEMPTS
+from gym_ray.rollouts.row_states.retry_rules import DEFAULT_MAX_ATTEMPTS
 
 __all__ = ["CollectionSettings"]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from gym_ray.errors import GymRayError
 from gym_ray.rollouts.collection import Progress
-from gym_ray.rollouts.health_files import HealthOutcome, health_of_run
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics
 from gym_ray.rollouts.metrics.aggregation import Aggregation, aggregate
 from gym_ray.rollouts.metrics.scoring import AggregationOptions
+from gym_ray.rollouts.reports.health_files import HealthOutcome, health_of_run
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_paths import RunPaths
 
 __all__ = ["EndPlan", "RunEnding", "end_run", "incomplete", "nothing_produced"]

@@ -21,12 +21,12 @@ from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.rollouts.facts_files import FactsWriter
-from gym_ray.rollouts.parts_files import publish_parts
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
-from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.reports.facts_files import FactsWriter
+from gym_ray.rollouts.run_files.parts_files import publish_parts
+from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
-from gym_ray.rollouts.token_delivery import FinalizedTokens, TokenDelivery
+from gym_ray.rollouts.tokens.token_delivery import FinalizedTokens, TokenDelivery
 
 __all__ = ["Joiner"]
 

@@ -20,7 +20,8 @@ class Written:
         offset: First byte of the line.
         length: Bytes of the line, its line feed included.
         digest: blake2b-128 of the line without its line feed, empty where nobody computed it.
-        flags: What a failure says of further tries, see :mod:`gym_ray.rollouts.failure_classes`; 0 in the main output.
+        flags: What a failure says of further tries, see :mod:`gym_ray.rollouts.row_states.failure_classes`; 0 in
+            the main output.
     """
 
     file: OutputFile

@@ -13,23 +13,23 @@ from pathlib import Path
 
 from gym_ray.errors import InputError
 from gym_ray.evidence.build import JoinOptions
+from gym_ray.rollouts.attempts.longest_first import longest_first
 from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.collection import Collection
 from gym_ray.rollouts.collection_settings import CollectionSettings
-from gym_ray.rollouts.judge_requeue import requeue_invalid_judge
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.longest_first import longest_first
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_index import IndexLog
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.row_states.run_state import RunState
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.judge_requeue import requeue_invalid_judge
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.run_index import IndexLog
+from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_resume import can_resume, opened_rows, resume_run
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_resume import can_resume, opened_rows, resume_run
-from gym_ray.rollouts.run_start import RunLock, begin_run
-from gym_ray.rollouts.run_state import RunState
-from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 
 __all__ = ["RunPlan", "RunSession", "SessionStart"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.rollouts.collection import Collection, CollectionSettings
-from gym_ray.rollouts.frames import FrameKind, read_frames
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import RolloutPort
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.frames import FrameKind, read_frames
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_start import RunLock, begin_run
 from gym_ray.storage.calls import FileCalls
 from gym_ray.token_id_capture.mask_limit import MaskLimit
 

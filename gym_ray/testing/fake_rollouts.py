@@ -16,7 +16,7 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_log import RunOutputs
 
 __all__ = ["FakePort", "answer", "by_task", "failing", "hang"]
 

@@ -11,8 +11,8 @@ from gym_ray.evidence.join import Joined, JoinOptions, join
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.rollouts.facts_files import FactsWriter
-from gym_ray.rollouts.parts_files import publish_parts
+from gym_ray.rollouts.reports.facts_files import FactsWriter
+from gym_ray.rollouts.run_files.parts_files import publish_parts
 from gym_ray.rollouts.run_paths import Written
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.written_runs import WrittenRun

@@ -22,10 +22,10 @@ from typing import Any
 
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.model_call_capture.attachment import INCOMPLETE, WRITER_UNREACHABLE
-from gym_ray.rollouts.failure_classes import failure_flags
-from gym_ray.rollouts.frames import FrameKind, read_frames
-from gym_ray.rollouts.ledger_log import rollout_digest
-from gym_ray.rollouts.run_index import FILES
+from gym_ray.rollouts.row_states.failure_classes import failure_flags
+from gym_ray.rollouts.run_files.frames import FrameKind, read_frames
+from gym_ray.rollouts.run_files.ledger_log import rollout_digest
+from gym_ray.rollouts.run_files.run_index import FILES
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths
 
 __all__ = ["RunJudge", "Standing"]

@@ -10,16 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.rollouts.frames import Frame, FrameKind
-from gym_ray.rollouts.ledger_log import LedgerLog, rollout_digest
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_index import IndexLog, finished_frame
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.row_states.run_state import RunState
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.frames import Frame, FrameKind
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog, rollout_digest
+from gym_ray.rollouts.run_files.run_index import IndexLog, finished_frame
+from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_resume import RunResume, resume_run
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
-from gym_ray.rollouts.run_resume import RunResume, resume_run
-from gym_ray.rollouts.run_start import RunLock, begin_run
-from gym_ray.rollouts.run_state import RunState
 from gym_ray.storage.calls import FileCalls
 
 __all__ = ["STORY", "UnsyncedCalls", "WrittenRun", "facts", "resumed", "story"]

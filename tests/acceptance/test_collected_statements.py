@@ -19,23 +19,23 @@ from gym_ray.testing.defined_tests import defined_tests
 
 TESTS = Path(__file__).parents[1]
 AGENTS, CALLS, EVIDENCE, ROLLOUTS = "agents/test_runner.py::", "model_call_capture", "evidence", "rollouts"
-ATTEMPTS, LEDGER = f"{ROLLOUTS}/test_collection.py::", f"{ROLLOUTS}/test_ledger.py::"
+ATTEMPTS, LEDGER = f"{ROLLOUTS}/test_collection.py::", f"{ROLLOUTS}/attempts/test_ledger.py::"
 BUILD, JOIN, LINKS = f"{EVIDENCE}/test_build.py::", f"{EVIDENCE}/test_join.py::", f"{EVIDENCE}/test_links.py::"
 COMPACT, EXACT = f"{EVIDENCE}/compact/test_record.py::", f"{EVIDENCE}/test_exact_join.py::"
 HEALTH, REPORT = f"{EVIDENCE}/health/test_rollout.py::", f"{EVIDENCE}/health/test_report.py::"
 JOINING, ROWS, EXPANDED = (
     f"{ROLLOUTS}/test_joining.py::",
-    f"{ROLLOUTS}/test_rows.py::",
-    f"{ROLLOUTS}/test_materialised.py::",
+    f"{ROLLOUTS}/rows/test_input_rows.py::",
+    f"{ROLLOUTS}/rows/test_materialised.py::",
 )
 BEGUN, RESUMED, SESSION = (
-    f"{ROLLOUTS}/test_run_start.py::",
-    f"{ROLLOUTS}/test_run_resume.py::",
+    f"{ROLLOUTS}/run_files/test_run_start.py::",
+    f"{ROLLOUTS}/run_files/test_run_resume.py::",
     f"{ROLLOUTS}/test_session.py::",
 )
-CRASHES, RECORDS = f"{ROLLOUTS}/test_run_crashes.py::", f"{ROLLOUTS}/test_record_file.py::"
-PEER, REJOIN = f"{ROLLOUTS}/test_peer_files.py::", f"{ROLLOUTS}/test_rejoin.py::"
-METRICS, REPORTS = f"{ROLLOUTS}/metrics/test_aggregation.py::", f"{ROLLOUTS}/test_health_files.py::"
+CRASHES, RECORDS = f"{ROLLOUTS}/run_files/test_run_crashes.py::", f"{ROLLOUTS}/run_files/test_record_file.py::"
+PEER, REJOIN = f"{ROLLOUTS}/run_files/test_peer_files.py::", f"{ROLLOUTS}/rejoining/test_rejoin.py::"
+METRICS, REPORTS = f"{ROLLOUTS}/metrics/test_aggregation.py::", f"{ROLLOUTS}/reports/test_health_files.py::"
 VECTORS_RUN = "vectors/test_D_run.py::test_a_run_leaves_what_the_vector_says"
 VECTORS_ROWS, PIPELINE = "vectors/test_D_preprocess.py::test_vector", "vectors/test_D_pipeline.py::test_vector"
 REAL_RUN = "vectors/test_D_e2e.py::"
@@ -77,16 +77,16 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "9": (
         VECTORS_ROWS,
         f"{EXPANDED}test_an_entry_of_repeats_that_matches_nothing_warns",
-        f"{ROLLOUTS}/test_row_options.py::test_the_agent_that_runs_a_row_comes_before_the_name_that_the_row_gave",
+        f"{ROLLOUTS}/rows/test_row_options.py::test_the_agent_that_runs_a_row_comes_before_the_name_that_the_row_gave",
     ),
     "10": (VECTORS_ROWS, f"{EXPANDED}test_every_expansion_has_unique_ids_and_a_stable_order"),
     "11": (VECTORS_ROWS, f"{EXPANDED}test_every_expansion_has_unique_ids_and_a_stable_order"),
     "12": (
         VECTORS_ROWS,
         f"{ROWS}test_overrides_replace_top_level_keys_of_the_body",
-        f"{ROLLOUTS}/test_prompts.py::test_rows_get_their_input_from_the_template",
-        f"{ROLLOUTS}/test_prompts.py::test_rows_that_do_not_fit_are_refused_by_line_and_field",
-        f"{ROLLOUTS}/test_skills.py::test_every_row_says_which_skills_there_were",
+        f"{ROLLOUTS}/rows/test_prompts.py::test_rows_get_their_input_from_the_template",
+        f"{ROLLOUTS}/rows/test_prompts.py::test_rows_that_do_not_fit_are_refused_by_line_and_field",
+        f"{ROLLOUTS}/rows/test_skills.py::test_every_row_says_which_skills_there_were",
         f"{EXPANDED}test_a_seed_needs_an_object_to_be_added_to",
     ),
     "13": (VECTORS_ROWS, f"{ROWS}test_routing_precedence", f"{ROWS}test_replacing_the_agent_of_the_data_warns"),
@@ -104,7 +104,10 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{ROWS}test_unknown_agents_are_listed_together_with_a_hint",
         f"{BEGUN}test_a_bad_row_leaves_an_earlier_run_untouched",
     ),
-    "18": (VECTORS_RUN, f"{ROLLOUTS}/test_materialised_rows.py::test_a_begun_run_has_its_index_and_reads_each_row"),
+    "18": (
+        VECTORS_RUN,
+        f"{ROLLOUTS}/rows/test_materialised_rows.py::test_a_begun_run_has_its_index_and_reads_each_row",
+    ),
     # Identity.
     "19-21": (
         "vectors/test_D_rollout_id.py::test_vector",
@@ -203,15 +206,15 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "42": (VECTORS_RUN, f"{ATTEMPTS}test_memory_does_not_grow_with_finished_rollouts"),
     "43": (
         VECTORS_RUN,
-        f"{ROLLOUTS}/test_dispatch_budget.py::test_when_it_is_spent",
+        f"{ROLLOUTS}/attempts/test_dispatch_budget.py::test_when_it_is_spent",
         f"{ATTEMPTS}test_a_spent_budget_starts_nothing_more_and_leaves_the_rest_unfinished",
         f"{ATTEMPTS}test_a_budget_lets_what_runs_end",
         f"{SESSION}test_rows_that_a_spent_budget_left_run_in_the_next_run",
     ),
     "44": (
         VECTORS_RUN,
-        f"{ROLLOUTS}/test_longest_first.py::test_rows_go_by_the_longest_of_their_failures_and_the_rest_keep_their_order",
-        f"{ROLLOUTS}/test_longest_first.py::test_a_failure_may_say_how_long_it_took",
+        f"{ROLLOUTS}/attempts/test_longest_first.py::test_rows_go_by_the_longest_of_their_failures_and_the_rest_keep_their_order",
+        f"{ROLLOUTS}/attempts/test_longest_first.py::test_a_failure_may_say_how_long_it_took",
         f"{SESSION}test_rows_that_took_longest_start_first",
     ),
     "45": (
@@ -264,27 +267,27 @@ STATEMENTS: dict[str, Sequence[str]] = {
     ),
     "53": (
         VECTORS_RUN,
-        f"{ROLLOUTS}/test_run_state.py::test_what_gates_a_row",
-        f"{ROLLOUTS}/test_retry_rules.py::test_a_row_is_given_up_when_its_budget_is_spent_or_a_failure_is_final",
-        f"{ROLLOUTS}/test_retry_rules.py::test_an_unusable_text_means_the_default_and_is_named",
+        f"{ROLLOUTS}/row_states/test_run_state.py::test_what_gates_a_row",
+        f"{ROLLOUTS}/row_states/test_retry_rules.py::test_a_row_is_given_up_when_its_budget_is_spent_or_a_failure_is_final",
+        f"{ROLLOUTS}/row_states/test_retry_rules.py::test_an_unusable_text_means_the_default_and_is_named",
         "cli/test_run_flags.py::test_the_environment_may_set_the_budget_unless_a_setting_does",
     ),
     "54": (
         VECTORS_RUN,
-        f"{ROLLOUTS}/test_run_state.py::test_terminal_by_both_rules_of_d54",
-        f"{ROLLOUTS}/test_retry_rules.py::test_the_second_rule_tries_timeouts_again_and_never_what_was_skipped",
+        f"{ROLLOUTS}/row_states/test_run_state.py::test_terminal_by_both_rules_of_d54",
+        f"{ROLLOUTS}/row_states/test_retry_rules.py::test_the_second_rule_tries_timeouts_again_and_never_what_was_skipped",
         f"{LEDGER}test_timeouts_may_be_tried_again_though_they_are_terminal",
     ),
     "55": (
         VECTORS_RUN,
-        f"{ROLLOUTS}/test_run_state.py::test_the_next_attempt_is_behind_every_start_and_every_failure",
+        f"{ROLLOUTS}/row_states/test_run_state.py::test_the_next_attempt_is_behind_every_start_and_every_failure",
         f"{ROLLOUTS}/test_resumed_collection.py::test_a_resumed_run_starts_what_is_left_under_new_attempts",
         f"{ROLLOUTS}/test_resumed_collection.py::test_a_try_may_be_told_to_reuse_what_an_earlier_one_delivered",
     ),
     "56": (VECTORS_RUN, f"{SESSION}test_a_resume_adds_lines_and_changes_none"),
     "57": (
-        f"{ROLLOUTS}/test_judge_requeue.py::test_results_without_a_valid_verdict_become_failures_and_run_again",
-        f"{ROLLOUTS}/test_judge_requeue.py::test_a_move_that_dies_anywhere_can_be_done_again_and_moves_each_once",
+        f"{ROLLOUTS}/run_files/test_judge_requeue.py::test_results_without_a_valid_verdict_become_failures_and_run_again",
+        f"{ROLLOUTS}/run_files/test_judge_requeue.py::test_a_move_that_dies_anywhere_can_be_done_again_and_moves_each_once",
         f"{SESSION}test_results_with_an_invalid_verdict_run_again_where_that_is_asked_for",
     ),
     "58": (
@@ -453,7 +456,7 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "110": (
         f"{HEALTH}test_ignored_checks_do_not_run_and_unknown_ones_are_named",
         f"{REPORTS}test_several_processes_say_the_same_as_one",
-        f"{ROLLOUTS}/test_health_reading.py::test_as_many_processes_help_as_there_are_cpus_up_to_eight",
+        f"{ROLLOUTS}/reports/test_health_reading.py::test_as_many_processes_help_as_there_are_cpus_up_to_eight",
         f"{REPORTS}test_a_process_that_cannot_work_is_stood_in_for",
         "cli/test_eval_health.py::test_ignored_checks_do_not_fail_it_and_unknown_ones_are_named",
     ),
@@ -518,9 +521,9 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "161": (f"{ROLLOUTS}/test_several_joiners.py::test_three_joiners_leave_the_output_of_one",),
     "162": (
         f"{ATTEMPTS}test_memory_does_not_grow_with_finished_rollouts",
-        f"{ROLLOUTS}/test_run_state.py::test_a_row_costs_at_most_8_bytes",
-        f"{ROLLOUTS}/test_materialised_rows.py::test_many_rows_cost_neither_memory_nor_a_scan",
-        f"{ROLLOUTS}/test_freed_memory.py::test_an_expansion_keeps_nothing_for_its_rows",
+        f"{ROLLOUTS}/row_states/test_run_state.py::test_a_row_costs_at_most_8_bytes",
+        f"{ROLLOUTS}/rows/test_materialised_rows.py::test_many_rows_cost_neither_memory_nor_a_scan",
+        f"{ROLLOUTS}/rows/test_freed_memory.py::test_an_expansion_keeps_nothing_for_its_rows",
         f"{METRICS}test_memory_holds_no_records",
     ),
     "163": (
@@ -528,15 +531,15 @@ STATEMENTS: dict[str, Sequence[str]] = {
         f"{COMPACT}test_gives_back_every_record_of_the_pipeline",
         f"{COMPACT}test_a_compact_trajectory_is_a_valid_one",
         f"{JOIN}test_a_compact_record_and_its_parts_are_the_inline_record",
-        f"{ROLLOUTS}/test_parts_files.py::test_a_compact_record_is_read_from_its_place_and_from_its_line",
-        f"{ROLLOUTS}/test_parts_files.py::test_whoever_reads_lines_gets_them_inline",
+        f"{ROLLOUTS}/run_files/test_parts_files.py::test_a_compact_record_is_read_from_its_place_and_from_its_line",
+        f"{ROLLOUTS}/run_files/test_parts_files.py::test_whoever_reads_lines_gets_them_inline",
         f"{ROLLOUTS}/test_compact_joins.py::test_what_is_stored_is_small_and_what_is_read_is_whole",
         f"{ROLLOUTS}/test_compact_joins.py::test_the_parts_are_there_when_the_record_is_stored",
         f"{ROLLOUTS}/test_compact_joins.py::test_without_its_parts_no_record_is_stored",
     ),
     "164": (
         f"{RESUMED}test_a_resume_reads_128_bytes_a_finished_rollout",
-        f"{ROLLOUTS}/test_facts_files.py::test_records_that_the_index_names_and_the_cache_has_are_not_read",
+        f"{ROLLOUTS}/reports/test_facts_files.py::test_records_that_the_index_names_and_the_cache_has_are_not_read",
         f"{REPORTS}test_a_run_is_reported_from_the_verdicts_of_its_joiners",
         "cli/test_agent_metrics.py::test_an_agent_gets_the_body_in_chunks_and_its_answer_counts",
     ),
@@ -556,11 +559,11 @@ STATEMENTS: dict[str, Sequence[str]] = {
     "166": (
         f"{REJOIN}test_a_late_call_gives_what_a_first_join_would_have_given",
         f"{REJOIN}test_unchanged_captures_change_not_one_byte",
-        f"{ROLLOUTS}/test_rejoin_killed.py::test_a_kill_at_any_step_leaves_old_or_new",
+        f"{ROLLOUTS}/rejoining/test_rejoin_killed.py::test_a_kill_at_any_step_leaves_old_or_new",
         "cli/test_eval_rejoin.py::test_late_calls_are_attached",
     ),
     "167": (
-        f"{ROLLOUTS}/test_join_lag.py::test_a_run_tells_how_far_its_joins_are_behind",
+        f"{ROLLOUTS}/attempts/test_join_lag.py::test_a_run_tells_how_far_its_joins_are_behind",
         f"{ATTEMPTS}test_every_row_is_run_once_and_stored_as_it_finishes",
         f"{ATTEMPTS}test_a_listener_that_does_not_keep_up_slows_dispatch",
     ),
@@ -619,7 +622,7 @@ DEPARTED: dict[str, tuple[str, Sequence[str]]] = {
         "durability is no setting: every record is synced before anybody is told of it, and starts share their syncs",
         (
             f"{RECORDS}test_a_record_is_written_then_synced_then_acknowledged",
-            f"{ROLLOUTS}/test_ledger_log.py::test_frames_that_wait_together_share_a_sync",
+            f"{ROLLOUTS}/run_files/test_ledger_log.py::test_frames_that_wait_together_share_a_sync",
         ),
     ),
     "53": (
@@ -633,7 +636,7 @@ DEPARTED: dict[str, tuple[str, Sequence[str]]] = {
     "55": (
         "the next attempt is behind every recorded failure and every durable start, so that no id ever runs twice",
         (
-            f"{ROLLOUTS}/test_run_state.py::test_the_next_attempt_is_behind_every_start_and_every_failure",
+            f"{ROLLOUTS}/row_states/test_run_state.py::test_the_next_attempt_is_behind_every_start_and_every_failure",
             f"{CRASHES}test_kill_9_of_the_writer_of_all_files_loses_nothing_and_repeats_no_attempt",
         ),
     ),
@@ -698,7 +701,7 @@ PARTS: dict[str, Sequence[str]] = {
         *STATEMENTS["48"],
         *STATEMENTS["50"],
         *STATEMENTS["58"],
-        f"{ROLLOUTS}/test_run_index.py::test_frames_say_where_records_lie",
+        f"{ROLLOUTS}/run_files/test_run_index.py::test_frames_say_where_records_lie",
         f"{RESUMED}test_every_cut_of_the_index_changes_nothing",
         f"{RESUMED}test_a_damaged_frame_of_the_index_costs_a_scan_and_no_more",
         f"{RESUMED}test_a_resume_finds_what_is_done_failed_and_pending",
@@ -714,7 +717,7 @@ PARTS: dict[str, Sequence[str]] = {
         *STATEMENTS["166"],
         f"{REJOIN}test_joining_again_twice_is_joining_again_once",
         f"{REJOIN}test_facts_and_index_follow_the_new_records",
-        f"{ROLLOUTS}/test_rejoin_killed.py::test_a_power_cut_at_any_step_leaves_old_or_new",
+        f"{ROLLOUTS}/rejoining/test_rejoin_killed.py::test_a_power_cut_at_any_step_leaves_old_or_new",
         f"{CALLS}/test_verification.py::test_each_damage_is_named_by_its_line",
         f"{CALLS}/test_verification.py::test_a_cut_at_every_byte_is_found_or_harmless",
         f"{CALLS}/test_verification.py::test_markers_are_named_with_and_without_their_file",
@@ -761,7 +764,7 @@ BAD_INPUT: dict[str, Sequence[str]] = {
     ),
     "a truncated file of rows": (
         f"{EXPANDED}test_a_cut_off_file_is_refused_at_every_byte_of_its_last_row",
-        f"{ROLLOUTS}/test_materialised_rows.py::test_a_file_of_another_size_is_refused_at_once",
+        f"{ROLLOUTS}/rows/test_materialised_rows.py::test_a_file_of_another_size_is_refused_at_once",
     ),
     "a damaged row": (
         f"{ROLLOUTS}/test_resumed_collection.py::test_a_damaged_row_is_a_recorded_failure_and_the_run_goes_on",
@@ -770,7 +773,7 @@ BAD_INPUT: dict[str, Sequence[str]] = {
     "two writers on one run": (*STATEMENTS["58"], f"{RESUMED}test_a_run_that_somebody_writes_is_not_resumed"),
     "rows with clashing ids": (
         *STATEMENTS["23"],
-        f"{ROLLOUTS}/test_row_keys.py::test_two_rows_with_one_key_and_damaged_rows_are_named",
+        f"{ROLLOUTS}/rows/test_row_keys.py::test_two_rows_with_one_key_and_damaged_rows_are_named",
         f"{RESUMED}test_two_rows_with_one_key_are_refused_when_a_record_needs_one",
     ),
     "replies that are no object": (

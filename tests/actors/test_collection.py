@@ -19,7 +19,7 @@ import pytest
 
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
 

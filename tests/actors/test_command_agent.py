@@ -14,7 +14,7 @@ import pytest
 
 from gym_ray.agents.command_guard import running_processes
 from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
 from gym_ray.testing.fake_upstream import FakeUpstream

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
 from gym_ray.testing.numbered_upstream import numbered_upstream

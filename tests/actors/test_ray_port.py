@@ -170,7 +170,7 @@ def test_a_cluster_without_free_cpus_is_named(
     from gym_ray.actors.collecting import collecting
     from gym_ray.actors.collector import CollectionPlan
     from gym_ray.rollouts.collection import CollectionSettings
-    from gym_ray.rollouts.rows import RowOptions
+    from gym_ray.rollouts.rows.input_rows import RowOptions
     from gym_ray.server_directory import ServerDirectory
 
     class Holder:

@@ -20,10 +20,10 @@ from gym_ray.cli import evaluate
 from gym_ray.cli.app import main
 from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
-from gym_ray.rollouts.token_delivery import TokenPlan
+from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 from gym_ray.testing.fake_upstream import FakeUpstream
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.testing.numbered_upstream import numbered_upstream

@@ -6,7 +6,7 @@ import pytest
 
 from gym_ray.cli.run_rows import row_options
 from gym_ray.errors import SettingsError
-from gym_ray.rollouts.prompts import PromptTemplate
+from gym_ray.rollouts.rows.prompts import PromptTemplate
 from gym_ray.settings import RunSettings, load_settings, server_config_paths
 
 MCQA = server_config_paths(resources_servers=["mcqa"], model_type="openai_model")

@@ -6,7 +6,7 @@ import pytest
 
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.clearing import Clearing
-from gym_ray.rollouts.token_sources import StaleCaptures
+from gym_ray.rollouts.tokens.token_sources import StaleCaptures
 from gym_ray.token_id_capture.records import TokenEntry
 from gym_ray.token_id_capture.store import TokenCaptureStore
 

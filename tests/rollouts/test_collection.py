@@ -13,13 +13,13 @@ import pytest
 from gym_ray.errors import ClusterError, MaskLimitExceededError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.pace import Pace
-from gym_ray.rollouts.attempt_flow import AttemptFlow
+from gym_ray.rollouts.attempts.attempt_flow import AttemptFlow
+from gym_ray.rollouts.attempts.ledger import Ledger, SlotFree, StartAttempt
 from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.frames import FrameKind, read_frames
-from gym_ray.rollouts.ledger import Ledger, SlotFree, StartAttempt
-from gym_ray.rollouts.ledger_log import rollout_digest
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
-from gym_ray.rollouts.run_log import read_record
+from gym_ray.rollouts.run_files.frames import FrameKind, read_frames
+from gym_ray.rollouts.run_files.ledger_log import rollout_digest
+from gym_ray.rollouts.run_files.run_log import read_record
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.begun_run import BegunRun
 from gym_ray.testing.fake_rollouts import FakePort, answer, by_task, failing, hang

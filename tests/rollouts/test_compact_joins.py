@@ -12,12 +12,12 @@ from gym_ray.errors import StorageError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.joining import Joiner
-from gym_ray.rollouts.parts_files import read_inline, read_inline_line
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.run_files.parts_files import read_inline, read_inline_line
+from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
-from gym_ray.rollouts.run_start import RunLock, begin_run
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": "q"},

@@ -8,10 +8,10 @@ from gym_ray import exact_json
 from gym_ray.rollouts.collection import Progress
 from gym_ray.rollouts.ending import EndPlan, RunEnding, end_run, incomplete, nothing_produced
 from gym_ray.rollouts.metrics.scoring import AggregationOptions
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_start import RunLock, begin_run
 
 NOTHING = RunEnding()
 

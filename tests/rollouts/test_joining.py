@@ -19,14 +19,14 @@ from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.rollouts.collection import Collection, CollectionSettings
 from gym_ray.rollouts.joining import Joiner
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
-from gym_ray.rollouts.run_start import RunLock, begin_run
-from gym_ray.rollouts.token_delivery import TokenDelivery
+from gym_ray.rollouts.tokens.token_delivery import TokenDelivery
 from gym_ray.testing.fake_rollouts import FakePort
 from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.testing.token_source import FakeTokenSource, call_entry

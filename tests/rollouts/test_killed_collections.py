@@ -19,16 +19,16 @@ import pytest
 from gym_ray.errors import ClusterError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.rollouts.collection import Collection, CollectionSettings, Progress
-from gym_ray.rollouts.ledger_log import LedgerLog
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_index import IndexLog, read_index, written_of
-from gym_ray.rollouts.run_log import RunOutputs, read_record
+from gym_ray.rollouts.row_states.run_state import RunState
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.run_index import IndexLog, read_index, written_of
+from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
+from gym_ray.rollouts.run_files.run_resume import resume_run
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.run_resume import resume_run
-from gym_ray.rollouts.run_start import RunLock, begin_run
-from gym_ray.rollouts.run_state import RunState
 from gym_ray.testing.fake_rollouts import FakePort, answer
 
 ROWS, BUDGET, LIVES = 12, 3, 4

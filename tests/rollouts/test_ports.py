@@ -10,12 +10,12 @@ import pytest
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import summarise
 from gym_ray.rollouts.collection import CollectionSettings, Finished, Progress
-from gym_ray.rollouts.materialised import Materialisation
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised import Materialisation
+from gym_ray.rollouts.run_files.run_start import RunStart
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths, Written
-from gym_ray.rollouts.run_start import RunStart
 
 SUMMARY = summarise({"_ng_task_index": 0, "reward": 1}, None, "0-0", 1.0)
 WRITTEN = Written("main", 0, 10)

@@ -11,13 +11,13 @@ import pytest
 
 from gym_ray.errors import ClusterError, StorageError
 from gym_ray.evidence.run_result import RunResult
-from gym_ray.rollouts.failure_classes import TERMINAL, failure_flags
 from gym_ray.rollouts.joining import Joiner
-from gym_ray.rollouts.ledger_log import LedgerLog, rollout_digest
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
-from gym_ray.rollouts.run_index import IndexLog, read_index, written_of
-from gym_ray.rollouts.run_log import RunOutputs, read_record
-from gym_ray.rollouts.run_state import RunState
+from gym_ray.rollouts.row_states.failure_classes import TERMINAL, failure_flags
+from gym_ray.rollouts.row_states.run_state import RunState
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog, rollout_digest
+from gym_ray.rollouts.run_files.run_index import IndexLog, read_index, written_of
+from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
 from gym_ray.storage.calls import FileCalls
 from gym_ray.testing.begun_run import BegunRun
 from gym_ray.testing.fake_rollouts import FakePort, answer, by_task, failing

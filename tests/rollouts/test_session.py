@@ -11,8 +11,8 @@ import pytest
 from gym_ray import exact_json
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.collection_settings import CollectionSettings
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import RunOutputs
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.run_files.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 from gym_ray.testing.fake_rollouts import FakePort, answer, failing

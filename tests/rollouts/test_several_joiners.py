@@ -10,10 +10,10 @@ from typing import Any
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
-from gym_ray.rollouts.rows import RowOptions
-from gym_ray.rollouts.run_log import read_record
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.run_files.run_log import read_record
+from gym_ray.rollouts.run_files.run_start import RunLock, begin_run
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
-from gym_ray.rollouts.run_start import RunLock, begin_run
 
 ROWS = 24
 START = JoinRequest(OutputMark(0, 0))

@@ -18,9 +18,9 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.rollouts.health_files import health_of_run
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics.aggregation import aggregate
+from gym_ray.rollouts.reports.health_files import health_of_run
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_paths import RunPaths
 
 ROLLOUT_MS = 1600.0

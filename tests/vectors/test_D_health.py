@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_ray.evidence.health import PEER_RULES, RULES_VERSION
-from gym_ray.rollouts.health_files import health_of_records
+from gym_ray.rollouts.reports.health_files import health_of_records
 from gym_ray.rollouts.run_paths import RunPaths
 
 PROSE = "ANY_STRING"

@@ -6,8 +6,8 @@ import pytest
 
 from gym_ray import correlation
 from gym_ray.errors import InputError
-from gym_ray.rollouts.materialised import materialise_rows
-from gym_ray.rollouts.rows import RowOptions
+from gym_ray.rollouts.rows.input_rows import RowOptions
+from gym_ray.rollouts.rows.materialised import materialise_rows
 
 
 def refused(body: object) -> bool:

@@ -13,13 +13,13 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.errors import InputError
-from gym_ray.rollouts.facts_files import read_facts
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics, write_agent_entries
 from gym_ray.rollouts.metrics.group_figures import GroupFigures
 from gym_ray.rollouts.metrics.live import MetricsRow
 from gym_ray.rollouts.metrics.outcome_table import OutcomeTable, RolloutOutcome, TaskOutcomes
 from gym_ray.rollouts.metrics.scoring import AggregationOptions, group_of
+from gym_ray.rollouts.reports.facts_files import read_facts
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.posix import PosixStore
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gym_ray.errors import InputError, StorageError
 from gym_ray.evidence.facts import facts_of_record
-from gym_ray.rollouts.facts_files import FactsWriter
-from gym_ray.rollouts.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.metrics import Aggregation, AggregationOptions, aggregate
 from gym_ray.rollouts.metrics.agent_entries import PostMetrics
+from gym_ray.rollouts.reports.facts_files import FactsWriter
+from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_paths import OutputFile, RunPaths, Written
 
 

@@ -1,0 +1,1 @@
+"""Attempts from their start to their durable record, and the rules by which rows run again."""

@@ -1,0 +1,1 @@
+"""Joins records of a finished run again with what their captures hold by now."""
