@@ -14,8 +14,8 @@ from gym_ray.dialects import chat, messages, responses
 
 __all__ = ["finish_reason", "parse_arguments", "read_answer", "reasoning", "tool_calls"]
 
-_DEEPEST_LEVELS = 128
-"""Arguments that nest deeper, as those of a model that loops do, could not be stored in a record."""
+_DEEPEST_LEVELS = 240
+"""Arguments that nest deeper, as those of a model that loops do, could not be stored in a record, which adds seven."""
 
 
 def _dialect_of(response: dict[str, Any]) -> ModuleType | None:
