@@ -106,7 +106,7 @@ def main(
     with tempfile.TemporaryDirectory(dir=RESULTS) as scratch:
         figures = {name: round(value, 4) for name, value in run(options.quick, Path(scratch)).items()}
     for name, value in figures.items():
-        print(_verdict(name, value, wanted))
+        print(verdict(name, value, wanted))
     setup = {"quick": options.quick, "cpus": os.cpu_count(), "load_average": os.getloadavg()}
     name = Path(script).stem
     target = RESULTS / f"{name}.json"
@@ -114,7 +114,8 @@ def main(
     print(f"written: {target}")
 
 
-def _verdict(name: str, value: float, wanted: Wanted) -> str:
+def verdict(name: str, value: float, wanted: Wanted) -> str:
+    """Say what was measured, what was wanted, and whether it was missed."""
     if name not in wanted:
         return f"{name}: {value:.3g}"
     holds, bound = wanted[name]

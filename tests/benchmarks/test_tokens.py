@@ -20,12 +20,13 @@ def test_every_figure_comes_from_probes_that_run(
 ) -> None:
     asked: list[str] = []
 
-    def in_this_process(probe: str, directory: Path, size: int, count: int) -> dict[str, float]:
+    def in_this_process(_: object, probe: str, directory: Path, size: int, count: int) -> dict[str, float]:
         asked.append(probe)
         return PROBES[probe](directory, size, count)
 
-    monkeypatch.setattr(tokens, "fresh", in_this_process)
-    figures = tokens.run(SMALL, tmp_path)
+    monkeypatch.setattr(tokens.Processes, "fresh", in_this_process)
+    monkeypatch.setattr(tokens, "QUICK", SMALL)
+    figures = tokens.run(True, tmp_path)
     assert set(asked) == set(PROBES)
     assert tokens.WANTED.keys() <= figures.keys()
     assert figures["append_bytes_4000_over_10"] == pytest.approx(1, abs=0.01)
@@ -43,7 +44,7 @@ def test_the_kinds_are_those_that_can_be_measured() -> None:
 
 
 def test_a_probe_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
-    found = tokens.fresh("digest", tmp_path, 1000, 2)
+    found = SMALL.measured.fresh("digest", tmp_path, 1000, 2)
     assert found["bytes"] == 8009
     assert 0 < found["sha256_s"] < 1e9
 
