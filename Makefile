@@ -22,7 +22,7 @@ eval: $(STAMP)
 	  ++observability_enabled=true ++model_call_capture_dir="$(abspath $(EVAL_DIR))/model-calls"
 
 # Most tests wait more than they compute, so three parts of them run at the same time; the output of two comes at the end.
-BELOW := tests/token_id_capture tests/vectors tests/storage tests/settings tests/testing tests/evidence tests/dialects tests/agents
+BELOW := tests/token_id_capture tests/vectors tests/storage tests/settings tests/testing tests/evidence tests/dialects tests/rollouts
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not ray" $(BELOW) >$(VENV)/tests-below.log 2>&1 & below=$$!; \

@@ -17,7 +17,9 @@ from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError, ServerStartError, StorageError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.clearing import Clearing
+from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost, ReplyHandle
+from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import OutputMark, RunPaths
 from gym_ray.rollouts.session import RunPlan
 
@@ -73,12 +75,16 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
+def plan_of(paths: RunPaths) -> RunPlan:
+    return RunPlan(paths, paths.output.with_name("rows.jsonl"), RowOptions(), CollectionSettings(), None)
+
+
 async def test_a_joiner_that_hangs_is_ended_and_its_record_is_stored_once(ray_cluster: None, paths: RunPaths) -> None:
     from gym_ray.actors.joiner import JoinerHost
     from gym_ray.actors.ray_port import RayPort
 
     result, request = RunResult(b'{"reward": 1.0}', None, 1.0), JoinRequest(OutputMark(0, 0))
-    with seat(JoinerHost, paths, None, None) as joiner:
+    with seat(JoinerHost, plan_of(paths)) as joiner:
         port = RayPort([], [joiner], lanes=1, clearing=Clearing(None), join_patience_s=1.0)
         pid = (await joiner.handle.health.remote()).pid
         os.kill(pid, signal.SIGSTOP)
@@ -156,7 +162,7 @@ def test_a_joiner_without_outputs_says_why_it_is_not_ready(ray_cluster: None, tm
     missing = RunPaths.of(tmp_path / "nowhere" / "records.jsonl")
     with (
         pytest.raises(StorageError, match=r"nowhere/records\.jsonl: the output cannot be opened"),
-        seat(JoinerHost, missing, None, None),
+        seat(JoinerHost, plan_of(missing)),
     ):
         pass
 
@@ -169,8 +175,6 @@ def test_a_cluster_without_free_cpus_is_named(
     from gym_ray.actors.calls import get
     from gym_ray.actors.collecting import collecting
     from gym_ray.actors.collector import CollectionPlan
-    from gym_ray.rollouts.collection import CollectionSettings
-    from gym_ray.rollouts.rows.input_rows import RowOptions
     from gym_ray.server_directory import ServerDirectory
 
     class Holder:

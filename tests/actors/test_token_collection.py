@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.cli import evaluate
+from gym_ray.cli import run_collection
 from gym_ray.cli.app import main
 from gym_ray.cli.runtime import Interrupts
 from gym_ray.rollouts.collection import CollectionSettings
@@ -193,7 +193,7 @@ def test_a_run_of_masked_rollouts_ends_with_its_report_and_the_reasons(
     rows = write_rows(tmp_path / "rows.jsonl", ["trained"] * 40)
     store = TokenCaptureStore(tokens)
     store.append(call_entry("of an earlier run", [1], [2], rollout_id="0-0"))
-    monkeypatch.setattr(evaluate, "ray_session", cluster_of_the_test)
+    monkeypatch.setattr(run_collection, "ray_session", cluster_of_the_test)
     monkeypatch.chdir(tmp_path)
     options = ("--config", str(config), "--input", str(rows), "--output", str(output), "--concurrency", "2")
     monkeypatch.setattr(sys, "argv", ["gym-ray", "eval", "run", *options])
@@ -212,7 +212,7 @@ def test_a_run_of_masked_rollouts_ends_with_its_report_and_the_reasons(
     assert f"training 0 of {len(records)} rollouts have exact tokens; {len(records)} masked" in out
     assert f"masked ids_missing: {len(records)}" in out
     assert f"unfinished {40 - len(records)} of 40 rows have no record; --resume goes on" in out
-    for name in ("out.jsonl", "out_aggregate_metrics.json", "tokens"):
+    for name in ("out.jsonl", "out_metrics.json", "tokens"):
         assert str(tmp_path / name) in out
-    counted = json.loads((tmp_path / "out_aggregate_metrics.json").read_text())["overall"]["token_capture"]
+    counted = json.loads((tmp_path / "out_metrics.json").read_text())["overall"]["token_capture"]
     assert (counted["finalised"], counted["masked"]) == (len(records), len(records))
