@@ -243,7 +243,7 @@ def test_training_tokens(tmp_path: Path) -> None:
     assert shown[:2] == shown[2:], "records and token files say the same"
     directory = tmp_path / "results" / "tokens"
     assert {path.stat().st_mode & 0o077 for path in [directory, *directory.rglob("*")]} == {0}, "for their owner alone"
-    figures = json.loads((tmp_path / "results" / "trained_aggregate_metrics.json").read_text())
+    figures = json.loads((tmp_path / "results" / "trained_metrics.json").read_text())
     assert figures["overall"]["token_capture"] == {"finalised": 2, "masked": 0, "mask_reasons": {}}
     scope: dict[str, Any] = {}
     exec(compile(block("python", "def training_rows"), "README.md", "exec"), scope)
