@@ -141,7 +141,9 @@ def test_tokens_reach_their_records_past_a_killed_server_and_killed_joiners(
     assert {note.name for note in notes.iterdir()} == {"1-0", "2-0"}, "both joiners died where they should"
     kept = {rollout_id: len(store.read_entries(rollout_id)) for rollout_id in records}
     # 0-0 is masked; the joiner of 2-0 died over a record that was stored, so only its capture is left over.
-    assert kept == {"0-0": 3, "1-0": 0, "2-0": 3, "3-0": 0, "4-0": 0, "5-0": 0}
+    # So may that of 1-0 be, when the death over 2-0 took the joiner away between its record and its removal.
+    assert kept.pop("1-0") in (0, 3)
+    assert kept == {"0-0": 3, "2-0": 3, "3-0": 0, "4-0": 0, "5-0": 0}
     for rollout_id in ("1-0", "2-0", "3-0", "4-0"):
         check_trained(records[rollout_id])
     check_masked(records["0-0"])
