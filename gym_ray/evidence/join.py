@@ -19,7 +19,7 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary, summarise
 from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD, OBSERVATIONS_FIELD
-from gym_ray.model_call_capture.lines import CaptureSnapshot, iterate_lines
+from gym_ray.model_call_capture.lines import DEEPEST_LEVELS, CaptureSnapshot, without_deep_lines
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 
 __all__ = ["Destination", "JoinOptions", "Joined", "join"]
@@ -31,8 +31,6 @@ _FROM_THE_ROW = ("_ng_task_index", "_ng_rollout_index")
 _FROM_THE_ROW_IF_THERE = ("agent_ref", "task_source", "skills_ref", "_ng_attempt_index", "_ng_rollout_id")
 # They name the capture; a reply that invents one would be linked with another rollout's calls.
 _NEVER_FROM_THE_REPLY = ("_ng_attempt_index", "_ng_rollout_id", "capture_rollout_id", COMPACT_FIELD, "_ng_rejoined")
-_DEEPEST_LEVELS = 254
-"""Nesting that JSON of any depth of record can still hold; more is stored only where the whole record allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,10 @@ def join(
     try:
         return joining.joined(reply, snapshot)
     except ValueError as error:
-        if exact_json.nests_deeper(reply, _DEEPEST_LEVELS):
+        if exact_json.nests_deeper(reply, DEEPEST_LEVELS):
             message = f"the agent's reply cannot be stored: {error}"
             reply = _failure_record(RunFailure("agent_run_error", "ValueError", message), terminal)
-        return joining.joined(reply, None if snapshot is None else _without_deep_lines(snapshot))
+        return joining.joined(reply, None if snapshot is None else without_deep_lines(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +138,6 @@ class _Joining:
 def _source_line(rollout_id: str, reply: Mapping[str, Any]) -> bytes | None:
     brought = {name: reply[name] for name in (OBSERVATIONS_FIELD, TRAJECTORY_FIELD) if name in reply}
     return exact_json.dumps({"rollout_id": rollout_id, **brought}) if brought else None
-
-
-def _without_deep_lines(snapshot: CaptureSnapshot) -> CaptureSnapshot:
-    """Damage the lines that nest too deeply to be stored, so that the record counts them as unreadable (D67)."""
-    lines = [
-        b"" if exact_json.nests_deeper(exact_json.loads_object(line), _DEEPEST_LEVELS) else line
-        for _, line in iterate_lines(snapshot.data or b"")
-    ]
-    return replace(snapshot, data=b"".join((line or b"{") + b"\n" for line in lines))
 
 
 def _record_of(result: RunResult, terminal: bool) -> dict[str, Any]:

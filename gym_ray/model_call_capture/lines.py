@@ -7,12 +7,22 @@ keeps its place in the count, so that ``call_index`` means the same before and a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gym_ray import exact_json
 
-__all__ = ["CaptureSnapshot", "iterate_exchanges", "iterate_lines", "parse_lines"]
+__all__ = [
+    "DEEPEST_LEVELS",
+    "CaptureSnapshot",
+    "iterate_exchanges",
+    "iterate_lines",
+    "parse_lines",
+    "without_deep_lines",
+]
+
+DEEPEST_LEVELS = 254
+"""Nesting that JSON of any depth of record can still hold; more is stored only where the whole record allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +85,12 @@ def parse_lines(data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         else:
             exchanges.append((index, exchange))
     return exchanges, invalid
+
+
+def without_deep_lines(snapshot: CaptureSnapshot) -> CaptureSnapshot:
+    """Damage the lines that nest too deeply to be stored, so that the record counts them as unreadable (D67)."""
+    lines = [
+        b"{" if exact_json.nests_deeper(exact_json.loads_object(line), DEEPEST_LEVELS) else line
+        for _, line in iterate_lines(snapshot.data or b"")
+    ]
+    return replace(snapshot, data=b"".join(line + b"\n" for line in lines))

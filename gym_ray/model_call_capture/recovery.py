@@ -14,7 +14,7 @@ from pathlib import Path
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, GymRayError, StorageError
 from gym_ray.model_call_capture.open_log import list_logs, take_dead
-from gym_ray.model_call_capture.registry import WriterRegistry
+from gym_ray.model_call_capture.registry import OWN_DIRECTORY, WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory
@@ -88,7 +88,7 @@ def _one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
 
     The logs themselves stay locked shared: a joiner that meets an exclusive lock would take its writer for alive.
     """
-    path = root / ".gym-ray" / "adopt.lock"
+    path = root / OWN_DIRECTORY / "adopt.lock"
     try:
         make_directory(calls, path.parent, OWNER_ONLY_DIRECTORY)
         fd = calls.open(str(path), os.O_RDWR | os.O_CREAT, OWNER_ONLY)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_ray.errors import StorageError
+from gym_ray.model_call_capture.registry import OWN_DIRECTORY
 from gym_ray.rollouts.run_files.lock_wait import lock_in_time
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory
@@ -25,7 +26,7 @@ from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directo
 __all__ = ["CaptureOwner"]
 
 _log = logging.getLogger(__name__)
-_DIRECTORY = Path(".gym-ray") / "owners"
+_DIRECTORY = Path(OWN_DIRECTORY) / "owners"
 _ATTEMPT = re.compile(r"-a[1-9][0-9]*\Z")
 
 

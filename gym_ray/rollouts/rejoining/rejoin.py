@@ -25,12 +25,12 @@ from gym_ray.evidence.perf import PERF_FIELD
 from gym_ray.evidence.summary import summarise
 from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
-from gym_ray.model_call_capture.lines import CaptureSnapshot
+from gym_ray.model_call_capture.lines import CaptureSnapshot, without_deep_lines
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.rejoining.rejoin_files import NewOutput, swap
 from gym_ray.rollouts.rejoining.rejoin_index import PlacedFrames
-from gym_ray.rollouts.rejoining.rejoin_record import RecordAgain, Rejoining, Window, is_captured, without_deep_lines
+from gym_ray.rollouts.rejoining.rejoin_record import RecordAgain, Rejoining, Window, is_captured
 from gym_ray.rollouts.rejoining.rejoin_sources import Sources
 from gym_ray.rollouts.reports.facts_files import FactsWriter
 from gym_ray.rollouts.reports.facts_reading import read_facts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -25,12 +25,12 @@ from gym_ray.model_call_capture.attachment import (
     UNREADABLE,
     read_capture,
 )
-from gym_ray.model_call_capture.lines import CaptureSnapshot, iterate_lines
+from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoining.rejoin_gaps import carried_over, gaps_of, is_worth_asking
 from gym_ray.rollouts.rejoining.rejoin_sources import Sources
 
-__all__ = ["REJOINED_FIELD", "RecordAgain", "Rejoining", "Window", "is_captured", "without_deep_lines"]
+__all__ = ["REJOINED_FIELD", "RecordAgain", "Rejoining", "Window", "is_captured"]
 
 REJOINED_FIELD = "_ng_rejoined"
 
@@ -38,8 +38,6 @@ _Origin = Literal["source", "record"]
 
 _SLACK_S = 60.0
 """How far the clocks of the machines of one run may differ."""
-_DEEPEST_LEVELS = 254
-"""Nesting that JSON of any depth of record can still hold; the same as in a first join."""
 _SECTIONS = (("invocations", ("invocation_id",)), ("turns", ("invocation_id", "turn_no")))
 
 
@@ -64,15 +62,6 @@ class RecordAgain:
     record: dict[str, Any] | None
     kept_because: str | None = None
     built_from: _Origin = "source"
-
-
-def without_deep_lines(snapshot: CaptureSnapshot) -> CaptureSnapshot:
-    """Return a capture whose lines that nest too deeply to be stored are damaged, as a first join reads it (D67)."""
-    lines = [
-        b"{" if exact_json.nests_deeper(exact_json.loads_object(line), _DEEPEST_LEVELS) else line
-        for _, line in iterate_lines(snapshot.data or b"")
-    ]
-    return replace(snapshot, data=b"".join(line + b"\n" for line in lines))
 
 
 def is_captured(record: Mapping[str, Any], rollout_id: str) -> bool:
