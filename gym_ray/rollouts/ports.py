@@ -14,7 +14,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.run_paths import OutputMark, Written
 
-__all__ = ["AttemptJob", "JoinOutcome", "JoinRequest", "Lost", "ReplyHandle", "RolloutPort"]
+__all__ = ["AttemptJob", "JoinOutcome", "JoinRequest", "Lost", "Placement", "ReplyHandle", "RolloutPort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class AttemptJob:
         agent: Name of the agent that runs it.
         row: The row object as JSON, ``_ng_attempt_index`` included where the attempt has one.
         timeout_s: Time the run may take, None for no limit.
+        begun_at: When the attempt was taken up, in seconds since 1970 by the collector's clock: no call of it is older.
     """
 
     ordinal: int
@@ -36,6 +37,7 @@ class AttemptJob:
     agent: str
     row: bytes
     timeout_s: float | None = None
+    begun_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,31 @@ class JoinOutcome:
     Attributes:
         written: Where its durable record lies, None when the reply asked to be written nowhere (D37).
         summary: The figures of the record.
+        token_rows: The attempt's training rows as the port keeps them, opaque here; None when there are none.
     """
 
     written: Written | None
     summary: RolloutSummary
+    token_rows: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an attempt that runs now runs.
+
+    Attributes:
+        rollout_id: Capture key of the attempt.
+        attempt: Its number.
+        seat: Name of the worker.
+        node: Id of the worker's node, "" where there are no nodes.
+        begun_at: When the worker was given the attempt, in seconds since 1970.
+    """
+
+    rollout_id: str
+    attempt: int
+    seat: str
+    node: str
+    begun_at: float
 
 
 class RolloutPort(Protocol):
@@ -98,6 +121,10 @@ class RolloutPort(Protocol):
     @property
     def capacity(self) -> int:
         """Runs that the workers can take at once; at least 1."""
+        ...
+
+    def placements(self) -> Sequence[Placement]:
+        """Return where each attempt runs that runs now, oldest first; at once, without asking anybody."""
         ...
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:

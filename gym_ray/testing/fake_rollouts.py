@@ -7,6 +7,7 @@ what a script says for an attempt: answer, fail, lose its process, hang until it
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from gym_ray import exact_json
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.joining import Joiner
-from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, Placement, ReplyHandle
 from gym_ray.rollouts.run_files.run_log import RunOutputs
 
 __all__ = ["FakePort", "answer", "by_task", "failing", "hang"]
@@ -67,6 +68,7 @@ class FakePort:
     Attributes:
         events: ``(what, rollout_id)`` in order, ``what`` being clear, run, ran, cancelled, join or joined.
         most_running: The largest number of runs at once.
+        capacity: Runs at once; a test may change it, as nodes that come and go do.
     """
 
     def __init__(
@@ -79,17 +81,18 @@ class FakePort:
         capacity: int = 4,
         keep_events: bool = True,
     ) -> None:
-        self._outputs, self._script, self._join_script, self._capacity = outputs, script, join_script, capacity
+        self._outputs, self._script, self._join_script = outputs, script, join_script
         self._keep_events, self._joiner = keep_events, joiner
         self.events: list[tuple[str, str]] = []
         self.requests: list[tuple[str, JoinRequest]] = []
         self.running = 0
         self.most_running = 0
+        self.capacity = capacity
+        self._placements: dict[str, Placement] = {}
 
-    @property
-    def capacity(self) -> int:
-        """Runs at once."""
-        return self._capacity
+    def placements(self) -> Sequence[Placement]:
+        """Return what runs, oldest first."""
+        return list(self._placements.values())
 
     def times(self, what: str) -> Counter[str]:
         """Return how often something happened to each rollout id."""
@@ -109,6 +112,7 @@ class FakePort:
         self._note("run", job.rollout_id)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        self._placements[job.rollout_id] = Placement(job.rollout_id, job.attempt, "worker", "node", time.time())
         try:
             ended = await self._script(job)
         except asyncio.CancelledError:
@@ -116,6 +120,7 @@ class FakePort:
             raise
         finally:
             self.running -= 1
+            del self._placements[job.rollout_id]
         self._note("ran", job.rollout_id)
         return ended if isinstance(ended, Lost) else ReplyHandle(ended)
 

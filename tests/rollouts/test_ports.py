@@ -27,7 +27,7 @@ WRITTEN = Written("main", 0, 10)
         AttemptJob(0, 1, "0-0-a1", "a", b"{}", 5.0),
         JoinRequest(OutputMark(1, 2), retry=True, terminal=True, attach_capture=False),
         JoinOutcome(WRITTEN, SUMMARY),
-        Finished(WRITTEN, SUMMARY, retried=False),
+        Finished(WRITTEN, SUMMARY, retried=False, ordinal=3, attempt=1),
         Lost("node_lost", "gone"),
         ReplyHandle(b"opaque"),
         RunResult(None, RunFailure("agent_timeout", "E", "m"), 1.0),

@@ -63,11 +63,17 @@ class Finished:
         written: Where the record lies, None when its reply asked to be written nowhere.
         summary: Its figures.
         retried: Its row runs again in this run.
+        ordinal: Position of the row in the materialised inputs.
+        attempt: Number of the attempt.
+        token_rows: Its training rows, see :class:`~gym_ray.rollouts.ports.JoinOutcome`.
     """
 
     written: Written | None
     summary: RolloutSummary
     retried: bool
+    ordinal: int
+    attempt: int
+    token_rows: object | None = None
 
 
 class AttemptFlow:
@@ -164,7 +170,8 @@ class AttemptFlow:
         read = functools.partial(self._rows.attempt, ordinal, start.attempt, reuse_deliverable=reuse)
         row = await asyncio.to_thread(read)  # a large one takes a while
         timeout_s = self._settings.run_timeout_s
-        return AttemptJob(start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, timeout_s)
+        begun_at = time.time()
+        return AttemptJob(start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, timeout_s, begun_at)
 
     async def _clear(self, job: AttemptJob) -> RunResult | None:
         """Clear the attempt's capture; a result when that failed, since its calls would mix with older ones (D25)."""
@@ -219,7 +226,7 @@ class AttemptFlow:
         destination = "nowhere" if outcome.written is None else outcome.written.file
         (finish,) = self._ledger.handle(Joined(job.ordinal, job.attempt, destination))
         retried = isinstance(finish, Finish) and finish.retried
-        return Finished(outcome.written, outcome.summary, retried)
+        return Finished(outcome.written, outcome.summary, retried, job.ordinal, job.attempt, outcome.token_rows)
 
     async def _try_to_join(self, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest) -> JoinOutcome:
         for tries in range(1, _JOIN_TRIES + 1):
