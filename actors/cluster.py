@@ -17,7 +17,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gym_ray.actors.calls import get
 from gym_ray.errors import ClusterError, ServerStartError
 
-__all__ = ["LOOPBACK", "Node", "alive_nodes", "close_actors", "connected", "local_node", "pick_ports", "start_actor"]
+__all__ = [
+    "LOOPBACK",
+    "Node",
+    "alive_nodes",
+    "close_actors",
+    "connected",
+    "local_node",
+    "pick_ports",
+    "start_actor",
+    "working_nodes",
+]
 
 LOOPBACK = "127.0.0.1"
 
@@ -28,10 +38,17 @@ _PORTS = range(10001, 20001)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node of the cluster."""
+    """A living node of the cluster.
+
+    Attributes:
+        node_id: Its id, in hexadecimal digits.
+        ip: Its address.
+        cpus: What it offers; a node of 0 takes no work, such as the head of a cluster that others work for.
+    """
 
     node_id: str
     ip: str
+    cpus: float = 1.0
 
 
 @contextmanager
@@ -72,8 +89,18 @@ def connected(
 def alive_nodes() -> list[Node]:
     """Return the living nodes, this driver's node first."""
     here = ray.get_runtime_context().get_node_id()
-    nodes = [Node(n["NodeID"], n["NodeManagerAddress"]) for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [
+        Node(n["NodeID"], n["NodeManagerAddress"], float(n["Resources"].get("CPU", 0.0)))
+        for n in ray.nodes()  # type: ignore[no-untyped-call]
+        if n["Alive"]
+    ]
     return sorted(nodes, key=lambda node: (node.node_id != here, node.node_id))
+
+
+def working_nodes() -> list[Node]:
+    """Return the living nodes that take work, this driver's node first; all of them where none offers a CPU."""
+    nodes = alive_nodes()
+    return [node for node in nodes if node.cpus] or nodes
 
 
 def local_node() -> Node:
@@ -82,11 +109,18 @@ def local_node() -> Node:
 
 
 def start_actor(
-    cls: type, node: Node, name: str, *arguments: Any, max_restarts: int = -1, max_concurrency: int = 1000
+    cls: type,
+    node: Node,
+    name: str,
+    *arguments: Any,
+    max_restarts: int = -1,
+    max_concurrency: int = 1000,
+    namespace: str | None = None,
 ) -> Any:
     """Start an actor as all of ours are: on this node, named, restarted, its calls never repeated by Ray.
 
-    Methods marked for the group ``control`` have a thread of their own, so that they answer while the actor is busy.
+    Its name lives in ``namespace``, None for the one that this process is connected with. Methods marked for the group
+    ``control`` have a thread of their own, so that they answer while the actor is busy.
     """
     # Ray's annotations do not know concurrency groups, nor that a class keeps its constructor's arguments.
     remote: Any = ray.remote
@@ -94,7 +128,8 @@ def start_actor(
         remote(concurrency_groups={"control": 2})(cls)
         .options(
             name=name,
-            num_cpus=_SLIVER,
+            namespace=namespace,
+            num_cpus=_SLIVER if node.cpus else 0,
             max_restarts=max_restarts,
             max_task_retries=0,
             max_concurrency=max_concurrency,
@@ -128,7 +163,7 @@ def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> li
 
     A hosted server gets its port before it starts, so that its restart comes back where its clients look for it.
     """
-    if node == local_node():
+    if node.node_id == local_node().node_id:
         return _free_ports(host, count)
     strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     remote: Any = ray.remote

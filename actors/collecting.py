@@ -45,10 +45,12 @@ def collecting(
     *,
     run_token: str | None,
     on_wait: OnWait | None = None,
+    namespace: str | None = None,
 ) -> Iterator[RunningCollection]:
     """Begin a run and hold its collector, workers and joiners for the block.
 
-    ``on_wait`` is called every moment while they start and may raise to give up.
+    ``on_wait`` is called every moment while they start and may raise to give up; their names live in ``namespace``,
+    None for this process's own.
 
     Raises:
         InputError: A row cannot be used; nothing of an earlier run has changed.
@@ -57,7 +59,7 @@ def collecting(
         ClusterError: An actor did not start.
     """
     # The collector is not restarted: its files say all there is to know, and a second one must not appear by itself.
-    collector = start_actor(CollectorHost, local_node(), "collector", plan, max_restarts=0)
+    collector = start_actor(CollectorHost, local_node(), "collector", plan, max_restarts=0, namespace=namespace)
     seats: dict[str, Any] = {}
     patience_s = settings.start_timeout_s or None
     closing_s = 2.0  # nothing runs yet that had to end in order
@@ -65,8 +67,8 @@ def collecting(
         # Starting has its time; expanding the input may take as long as it takes.
         get(collector.health.remote(), patience_s, on_wait)
         start = get(collector.begin.remote(), None, on_wait)
-        workers = _workers(settings, plan, directory, run_token, seats)
-        joiners = _joiners(plan, seats)
+        workers = _workers(settings, plan, directory, run_token, seats, namespace)
+        joiners = _joiners(plan, seats, namespace)
         get([seat.ready.remote() for seat in seats.values()], patience_s, on_wait)
         get(collector.open.remote(workers, joiners), None, on_wait)
         closing_s = _CLOSING_S
@@ -86,6 +88,7 @@ def _workers(
     directory: ServerDirectory,
     run_token: str | None,
     seats: dict[str, Any],
+    namespace: str | None,
 ) -> list[Seat]:
     nodes = alive_nodes()
     cpus = int(resources().get("CPU", 1))
@@ -96,16 +99,25 @@ def _workers(
         urls = ServerUrls(directory.model_urls(node.node_id, index), directory.resource_urls(node.node_id, index))
         name = f"worker-{index}"
         seats[name] = start_actor(
-            RolloutWorkerHost, node, name, settings, urls, run_token, max_concurrency=plan.calls_at_once
+            RolloutWorkerHost,
+            node,
+            name,
+            settings,
+            urls,
+            run_token,
+            max_concurrency=plan.calls_at_once,
+            namespace=namespace,
         )
         found.append(Seat(name, node.node_id, seats[name]))
     return found
 
 
-def _joiners(plan: CollectionPlan, seats: dict[str, Any]) -> list[Seat]:
+def _joiners(plan: CollectionPlan, seats: dict[str, Any], namespace: str | None) -> list[Seat]:
     found = []
     for index, node in enumerate(alive_nodes()):
         name = f"joiner-{index}"
-        seats[name] = start_actor(JoinerHost, node, name, plan.run, max_concurrency=plan.calls_at_once)
+        seats[name] = start_actor(
+            JoinerHost, node, name, plan.run, max_concurrency=plan.calls_at_once, namespace=namespace
+        )
         found.append(Seat(name, node.node_id, seats[name]))
     return found

@@ -23,7 +23,7 @@ from gym_ray.actors.seats import Seat, expect_back, least_busy, least_busy_there
 from gym_ray.errors import AgentError, ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.clearing import Clearing
-from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, Placement, ReplyHandle
 
 __all__ = ["RayPort"]
 
@@ -43,6 +43,7 @@ class RayPort:
         joiners: Seats of joiners.
         lanes: Attempts that one worker may have in hand.
         clearing: Empties the captures of attempts; closed with the port.
+        run: What joiners call the run, where they hold several; None for those of one run.
         cancel_patience_s: Time in which a worker must end a cancelled attempt.
         join_patience_s: Time in which a joiner that has work must finish some of it.
     """
@@ -54,17 +55,29 @@ class RayPort:
         *,
         lanes: int,
         clearing: Clearing,
+        run: str | None = None,
         cancel_patience_s: float = _CANCEL_PATIENCE_S,
         join_patience_s: float = _JOIN_PATIENCE_S,
     ) -> None:
         self._cancel_patience_s, self._join_patience_s = cancel_patience_s, join_patience_s
         self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
         self._clearing = clearing
+        self._run = () if run is None else (run,)
+        self._placed: dict[str, Placement] = {}
 
     @property
     def capacity(self) -> int:
         """Attempts that all living workers can have in hand."""
         return max(1, self._lanes * sum(1 for seat in self._workers if not seat.gone))
+
+    def placements(self) -> Sequence[Placement]:
+        """Return where each attempt runs that runs now, oldest first."""
+        return list(self._placed.values())
+
+    def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
+        """Use more seats from now on; call it on the loop that runs the port."""
+        self._workers.extend(workers)
+        self._joiners.extend(joiners)
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
         """Empty the captures of these attempts (D25, D28)."""
@@ -81,6 +94,7 @@ class RayPort:
         """Run one attempt on the least busy worker; the result stays in the object store."""
         seat = await least_busy_there(self._workers, "rollout worker")
         seat.busy += 1
+        self._placed[job.rollout_id] = Placement(job.rollout_id, job.attempt, seat.name, seat.node_id, time.time())
         ended, result = seat.handle.run.options(num_returns=2).remote(job)
         # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
         end = asyncio.ensure_future(ended)
@@ -99,6 +113,7 @@ class RayPort:
             raise AgentError("agent_run_error", f"{seat.name}: {error.cause!r}") from error
         finally:
             seat.busy -= 1
+            self._placed.pop(job.rollout_id, None)
         return ReplyHandle(result)
 
     async def _cancel(self, seat: Seat, reference: Any, end: asyncio.Future[Any]) -> None:
@@ -139,7 +154,7 @@ class RayPort:
         seat.busy += 1
         value = result.value if isinstance(result, ReplyHandle) else result
         try:
-            call = asyncio.ensure_future(seat.handle.join.remote(job, value, request))
+            call = asyncio.ensure_future(seat.handle.join.remote(job, value, request, *self._run))
             await self._end_if_silent(seat, call)
             outcome: JoinOutcome = call.result()
         except RayActorError as error:
