@@ -1,0 +1,1 @@
+"""Captures on object stores: immutable segments of many writers, without locks and without appends."""
