@@ -72,7 +72,7 @@ class CollectorHost(Watched):
         """
         run = self._plan.run
         stale = None if run.tokens is None else await asyncio.to_thread(run.tokens.stale_captures)
-        clearing = Clearing(run.capture_dir, stale)
+        clearing = Clearing(run.captures, stale)
         port = self._port = RayPort(workers, joiners, lanes=self._plan.lanes, clearing=clearing)
         self._collection = self._session.collection(port)
         self._finished = self._collection.finished()

@@ -20,7 +20,7 @@ class JoinerHost(Watched):
         self._failure: GymRayError | None = None
         try:
             delivery = None if run.tokens is None else run.tokens.delivery()
-            self._joiner = Joiner(run.paths, run.capture_dir, tokens=delivery, options=run.join)
+            self._joiner = Joiner(run.paths, run.captures, tokens=delivery, options=run.join)
         except GymRayError as error:
             self._failure = error  # raised by the methods: an error of a constructor would lose its type on the way
         self._ready = self._failure is None

@@ -98,8 +98,8 @@ class ModelServerHost(HttpHost):
         self._waits_for = f"{self._server_name}: {reason}"
 
     def _open_writer(self) -> CaptureWriter | None:
-        directory = self._settings.model_call_capture_dir
-        if not self._settings.observability_enabled or directory is None:
+        directory = self._settings.capture_dir
+        if directory is None:
             return None
         writer = CaptureWriter(
             directory,
@@ -116,7 +116,7 @@ class ModelServerHost(HttpHost):
         settings = self._settings
         return build_token_capture(
             settings.token_id_capture,
-            capture_dir=settings.model_call_capture_dir,
+            capture_dir=settings.shared_dir,
             timeout_s=settings.capture_timeout_s,
             workers=self._replicas(),
         )
@@ -125,7 +125,7 @@ class ModelServerHost(HttpHost):
         settings = self._settings
         return build_external_staging(
             settings.token_id_capture,
-            capture_dir=settings.model_call_capture_dir,
+            capture_dir=settings.shared_dir,
             control_token=self._control_token,
             timeout_s=settings.capture_timeout_s,
             workers=self._replicas(),

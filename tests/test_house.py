@@ -16,12 +16,12 @@ PACKAGE = ROOT / "gym_ray"
 # From the ground up; a module imports only from its own room and from floors below it.
 FLOORS = [
     {"errors", "exact_json"},
-    {"child_interpreter", "pace"},
+    {"capture_location", "child_interpreter", "pace"},
     {"correlation", "server_directory", "settings"},
     {"storage", "dialects"},
     {"model_call_capture", "token_id_capture"},
     {"evidence", "model_server"},
-    {"environments", "agents", "rollouts", "inference_worker", "export"},
+    {"environments", "agents", "rollouts", "submission", "inference_worker", "export"},
     {"testing"},
     {"actors", "cli"},
     {"__main__"},

@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from gym_ray.cli.capture_places import StorageOptions, opened_captures
 from gym_ray.cli.run_outputs import find_run
 from gym_ray.errors import CaptureError, SettingsError, StorageError
 from gym_ray.evidence.build import JoinOptions
-from gym_ray.model_call_capture.quiesce import WrittenCalls, list_written_calls
+from gym_ray.model_call_capture.captures import Captures
+from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoining.rejoin import RejoinReport, rejoin
 from gym_ray.rollouts.run_manifest import read_manifest
 from gym_ray.rollouts.run_paths import RunPaths
@@ -31,9 +33,10 @@ _log = logging.getLogger(__name__)
 def rejoin_run(
     place: Annotated[Path, typer.Argument(help="Records of a run, or its directory.", metavar="OUTPUT|DIR")],
     capture_dir: Annotated[
-        Path | None,
-        typer.Option("--capture-dir", help="Where its model calls are; the run itself says so.", metavar="DIR"),
+        str | None,
+        typer.Option("--capture-dir", help="Where its model calls are; the run itself says so.", metavar="DIR|URL"),
     ] = None,
+    storage_options: StorageOptions = None,
     rollout: Annotated[
         list[str] | None, typer.Option("--rollout", help="Only this attempt, such as 0-0 or 3-1-a1; repeatable.")
     ] = None,
@@ -50,33 +53,32 @@ def rejoin_run(
     its run was under way; exit code 3 when a capture differs otherwise. No run may be writing the output.
     """
     paths = find_run(place)
-    capture_dir = capture_dir or _captures_of(paths)
-    asking = _Servers(capture_dir, timeout_s)
-    report = rejoin(
-        paths,
-        capture_dir,
-        rollout_ids=rollout,
-        options=JoinOptions(derive_turns=derive_turns),
-        written_calls=asking.written_calls,
-    )
+    with opened_captures(capture_dir or _captures_of(paths), storage_options) as captures:
+        report = rejoin(
+            paths,
+            captures,
+            rollout_ids=rollout,
+            options=JoinOptions(derive_turns=derive_turns),
+            written_calls=_Servers(captures, timeout_s).written_calls,
+        )
     _print(Console(highlight=False, soft_wrap=True), paths, report)
     if report.kept_count or report.unknown:
         raise typer.Exit(_KEPT)
 
 
-def _captures_of(paths: RunPaths) -> Path:
+def _captures_of(paths: RunPaths) -> str:
     manifest = read_manifest(paths)
     if manifest is None or not manifest.capture_dir:
         problem = f"{paths.manifest} does not say where its model calls are"
         raise SettingsError("command line", "--capture-dir", problem, "name the run's model_call_capture_dir")
-    return Path(manifest.capture_dir)
+    return manifest.capture_dir
 
 
 class _Servers:
-    """Asks the servers of a capture directory; what they cannot say becomes a gap."""
+    """Asks the servers of a place of captures; what they cannot say becomes a gap."""
 
-    def __init__(self, capture_dir: Path, timeout_s: float) -> None:
-        self._capture_dir, self._timeout_s = capture_dir, timeout_s
+    def __init__(self, captures: Captures, timeout_s: float) -> None:
+        self._captures, self._timeout_s = captures, timeout_s
 
     def written_calls(self, rollout_id: str) -> WrittenCalls:
         """Return what the servers say of one rollout."""
@@ -89,7 +91,7 @@ class _Servers:
     async def _ask(self, rollout_id: str) -> WrittenCalls:
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
         async with httpx.AsyncClient(trust_env=False) as client:
-            listed = await list_written_calls(self._capture_dir, [rollout_id], client=client, timeout_s=self._timeout_s)
+            listed = await self._captures.written_calls([rollout_id], client=client, timeout_s=self._timeout_s)
         return listed[rollout_id]
 
 

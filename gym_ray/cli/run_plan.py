@@ -42,7 +42,7 @@ def plan_of(settings: RunSettings) -> RunPlan:
         source=source.absolute(),
         options=row_options(settings),
         settings=_limits(settings),
-        capture_dir=settings.capture_dir,
+        captures=settings.capture_location,
         tokens=TokenPlan.of(settings),
         join=JoinOptions(
             derive_turns=settings.derive_turns,

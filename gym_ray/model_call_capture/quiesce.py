@@ -133,7 +133,11 @@ class WrittenCalls:
 
 
 async def list_written_calls(
-    root: Path, rollout_ids: Sequence[str], *, client: httpx.AsyncClient, timeout_s: float
+    root: Path,
+    rollout_ids: Sequence[str],
+    *,
+    client: httpx.AsyncClient,
+    timeout_s: float,
 ) -> dict[str, WrittenCalls]:
     """Ask every writer of a capture directory about these rollouts, living ones over HTTP, dead ones by their logs.
 

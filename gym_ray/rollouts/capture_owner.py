@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
 from gym_ray.model_call_capture.registry import OWN_DIRECTORY
 from gym_ray.rollouts.run_files.lock_wait import lock_in_time
@@ -34,7 +35,7 @@ class CaptureOwner:
     """A run's claim on its rollout ids in a capture directory, held until :meth:`close` or the end of the process.
 
     Args:
-        root: Capture directory; created where it is missing.
+        location: Place of captures; a directory is created where it is missing.
         rollout_ids: The run's ids. An attempt suffix is left off: a run has all attempts of its rollouts (A22).
         output: The run's main output, named in the message that another run gets.
 
@@ -43,7 +44,10 @@ class CaptureOwner:
             directory cannot be written or locked.
     """
 
-    def __init__(self, root: Path, rollout_ids: Iterable[str], output: Path) -> None:
+    def __init__(self, location: CaptureLocation, rollout_ids: Iterable[str], output: Path) -> None:
+        root = location.directory
+        if root is None:
+            raise StorageError(f"{location}: rollout ids cannot be claimed in an object store")
         self._directory = root / _DIRECTORY
         self._path = self._directory / f"{uuid.uuid4().hex}.ids"
         self._file: BinaryIO | None = None

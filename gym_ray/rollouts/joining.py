@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 
 from gym_ray import exact_json
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError
 from gym_ray.evidence.join import Joined, JoinOptions, join
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import summarise
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
+from gym_ray.model_call_capture.captures import open_captures
 from gym_ray.model_call_capture.lines import CaptureSnapshot
-from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
-from gym_ray.model_call_capture.store import CaptureStore
+from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.reports.facts_files import FactsWriter
 from gym_ray.rollouts.run_files.parts_files import publish_parts
@@ -38,7 +38,7 @@ class Joiner:
 
     Args:
         paths: Where the run writes; the run must have begun.
-        capture_dir: The capture directory, None when capture is off.
+        captures: Where model calls are captured, None when capture is off.
         client: Used to ask model servers; a client of its own when None.
         quiesce_timeout_s: How long open calls may still end before they become a gap (D62).
         tokens: Puts exact tokens into the records of agents that take part, None when tokens are not captured; closed
@@ -47,12 +47,13 @@ class Joiner:
 
     Raises:
         StorageError: The outputs cannot be opened.
+        SettingsError: Nothing can open the place of the captures.
     """
 
     def __init__(
         self,
         paths: RunPaths,
-        capture_dir: Path | None,
+        captures: CaptureLocation | None,
         *,
         client: httpx.AsyncClient | None = None,
         quiesce_timeout_s: float = 10.0,
@@ -61,8 +62,7 @@ class Joiner:
     ) -> None:
         self._outputs, self._facts = RunOutputs(paths), FactsWriter(paths)
         self._options = options or JoinOptions()
-        self._capture_dir = capture_dir
-        self._store = None if capture_dir is None else CaptureStore(capture_dir)
+        self._captures = None if captures is None else open_captures(captures)
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
         self._client = client or httpx.AsyncClient(trust_env=False)
         self._owns_client = client is None
@@ -75,6 +75,8 @@ class Joiner:
             await self._client.aclose()
         if self._tokens is not None:
             await self._tokens.aclose()
+        if self._captures is not None:
+            self._captures.close()
         self._facts.close()
         self._outputs.close()
 
@@ -97,7 +99,7 @@ class Joiner:
         if written is None:
             return None
         record = exact_json.loads_object(read_record(self._outputs.paths, written)) or {}
-        attached = record.get(ATTACHMENT_FIELD) if self._store is not None and request.attach_capture else None
+        attached = record.get(ATTACHMENT_FIELD) if self._captures is not None and request.attach_capture else None
         summary = summarise(record, attached, job.rollout_id, result.latency_ms)
         return JoinOutcome(written, summary if self._trains(job) else replace(summary, token_mask_reasons=None))
 
@@ -105,7 +107,7 @@ class Joiner:
         return self._tokens is not None and self._tokens.concerns(job)
 
     async def _join_anew(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
-        calls = await self._written_calls(job.rollout_id) if request.attach_capture else None
+        calls = await self._written_calls(job) if request.attach_capture else None
         tokens = FinalizedTokens(result, None)
         if self._tokens is not None:  # behind the list of calls, so that those that were still open have ended
             lost = calls is not None and calls.tokens_lost
@@ -115,18 +117,19 @@ class Joiner:
             await self._tokens.retire(job, tokens)
         return outcome
 
-    async def _written_calls(self, rollout_id: str) -> WrittenCalls | None:
-        if self._capture_dir is None:
+    async def _written_calls(self, job: AttemptJob) -> WrittenCalls | None:
+        if self._captures is None:
             return None
+        begun_at = job.begun_at or None
         try:
-            listed = await list_written_calls(
-                self._capture_dir, [rollout_id], client=self._client, timeout_s=self._quiesce_timeout_s
+            listed = await self._captures.written_calls(
+                [job.rollout_id], client=self._client, timeout_s=self._quiesce_timeout_s, begun_at=begun_at
             )
         except (CaptureError, StorageError) as error:
             # The result is kept all the same; its record says that nobody knows what was written.
-            _log.error("%s: the writers of its calls cannot be listed: %s", rollout_id, error)
+            _log.error("%s: the writers of its calls cannot be listed: %s", job.rollout_id, error)
             return WrittenCalls(unreachable_writers=("unknown",))
-        return listed[rollout_id]
+        return listed[job.rollout_id]
 
     def _join_and_append(
         self, job: AttemptJob, tokens: FinalizedTokens, calls: WrittenCalls | None, terminal: bool
@@ -145,7 +148,7 @@ class Joiner:
         return JoinOutcome(self._append(job.rollout_id, joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
-        return None if self._store is None or calls is None else self._store.snapshot(rollout_id)
+        return None if self._captures is None or calls is None else self._captures.snapshot(rollout_id, calls)
 
     def _append(self, rollout_id: str, joined: Joined) -> Written | None:
         """Store a record, behind everything that it refers to: what leads nowhere must never be durable."""
@@ -160,10 +163,10 @@ class Joiner:
         return written
 
     async def _forget(self, rollout_id: str) -> None:
-        if self._capture_dir is None:
+        if self._captures is None:
             return
         try:
-            untold = await forget(self._capture_dir, [rollout_id], client=self._client, withdraw_open=False)
+            untold = await self._captures.forget([rollout_id], client=self._client, withdraw_open=False)
         except StorageError as error:
             untold = (str(error),)
         if untold:  # the record is durable; a server that was not told keeps a few bytes more, and nothing is lost

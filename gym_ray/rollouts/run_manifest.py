@@ -27,7 +27,7 @@ class RunManifest:
         tasks: Distinct tasks, None where nobody counted them.
         materialized_sha256: Digest of the materialised file, hexadecimal.
         ledger_frames_lost: Damaged frames that a salvage took out of the ledger: each may have been any row's start.
-        capture_dir: Where its model calls are captured, "" where they are not or nobody said.
+        capture_dir: Where its model calls are captured, without credentials; "" where nobody said.
         output: Name of its main output, "" where nobody said.
     """
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import InputError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.rollouts.attempts.longest_first import longest_first
@@ -43,7 +44,7 @@ class RunPlan:
         source: The input file.
         options: How the input becomes rows.
         settings: Limits.
-        capture_dir: The capture directory, None when capture is off.
+        captures: Where model calls are captured, None when capture is off.
         tokens: What is done with captured tokens, None when none are captured.
         join: How evidence is built.
         resume: Take up the run that wrote the output, where there is one (D49).
@@ -56,7 +57,7 @@ class RunPlan:
     source: Path
     options: RowOptions
     settings: CollectionSettings
-    capture_dir: Path | None
+    captures: CaptureLocation | None
     tokens: TokenPlan | None = None
     join: JoinOptions = field(default_factory=JoinOptions)
     resume: bool = False
@@ -65,10 +66,12 @@ class RunPlan:
     dispatch_longest_first: bool = False
 
     @property
-    def capture_dirs(self) -> list[Path]:
-        """Every directory that holds captures of the run, each once."""
-        directories = (self.capture_dir, None if self.tokens is None else self.tokens.directory)
-        return list(dict.fromkeys(path for path in directories if path is not None))
+    def capture_places(self) -> list[CaptureLocation]:
+        """Every place that holds captures of the run, each once."""
+        directory = None if self.tokens is None else self.tokens.directory
+        tokens = None if directory is None else CaptureLocation.of(directory)
+        found = [place for place in (self.captures, tokens) if place is not None]
+        return [place for number, place in enumerate(found) if place not in found[:number]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,7 @@ class RunSession:
         lock = self._held.enter_context(RunLock(self.plan.paths))
         if self.plan.resume and can_resume(self.plan.paths):
             return self._resume(lock)
-        start = begin_run(
-            lock, self.plan.source, self.plan.options, claim=self._claim_all, capture_dir=self.plan.capture_dir
-        )
+        start = begin_run(lock, self.plan.source, self.plan.options, claim=self._claim_all, captures=self.plan.captures)
         rows = start.materialisation
         return SessionStart(start.run_id, rows.rows, False, 0, 0, start.set_aside, rows.warnings)
 
@@ -136,7 +137,7 @@ class RunSession:
         return SessionStart(found.run_id, found.rows, True, done, given_up, None, warnings)
 
     def _other_captures(self) -> Iterator[str]:
-        manifest, now = read_manifest(self.plan.paths), self.plan.capture_dir
+        manifest, now = read_manifest(self.plan.paths), self.plan.captures
         before = "" if manifest is None else manifest.capture_dir
         if before and before != str(now):
             place = "are not captured" if now is None else f"go to {now}"
@@ -171,8 +172,8 @@ class RunSession:
                 raise InputError(rows.path, ordinal + 1, "agent_ref.name", problem)
 
     def _claim(self, rows: MaterialisedRows, ordinals: Callable[[], Iterable[int]]) -> None:
-        for directory in self.plan.capture_dirs:
-            owner = CaptureOwner(directory, _rollout_ids(rows, ordinals()), self.plan.paths.output)
+        for place in self.plan.capture_places:
+            owner = CaptureOwner(place, _rollout_ids(rows, ordinals()), self.plan.paths.output)
             self._held.callback(owner.close)
 
     def collection(self, port: RolloutPort) -> Collection:

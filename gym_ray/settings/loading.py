@@ -180,8 +180,8 @@ def _mistake(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docu
     if kind == "missing":
         return SettingsError(place, dotted(location), "required, but not set", f"give a value: ++{dotted(location)}=…")
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not detail["loc"]:  # the one check over two keys: capture is on without a usable directory
-        key = "model_call_capture_dir" if "absolute" in message else "observability_enabled"
+    if not detail["loc"]:  # the checks over two keys: capture is on without a usable place
+        key = "observability_enabled" if "is required" in message else message.split(" ", 1)[0]
         return SettingsError(document.place((key,)), key, message.removeprefix(f"{key} "), _CAPTURE_REMEDY)
     if kind == "value_error" and _is_block(model, detail["loc"]):  # two keys of one block that do not go together
         return SettingsError(place, dotted(location), message)

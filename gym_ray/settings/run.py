@@ -109,7 +109,8 @@ class RunSettings(RowSettings, AttemptSettings, ResultSettings, CaptureSettings)
         if redact:
             block = tree.get("token_id_capture", {})
             for holder, name in [(block, name) for name in PLUG_IN_ARGUMENTS] + [
-                (block.get("staging"), "storage_options")
+                (block.get("staging"), "storage_options"),
+                (tree, "model_call_capture_storage_options"),
             ]:
                 if holder and name in holder:
                     holder[name] = dict.fromkeys(holder[name], REDACTED)

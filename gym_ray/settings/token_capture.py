@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from gym_ray.errors import SettingsError
+from gym_ray.settings.capture import CapturePlace, directory_of
 from gym_ray.settings.fields import FrozenModel, Name, Number, PositiveCount
 
 __all__ = [
@@ -154,11 +155,11 @@ class TokenIdCaptureConfig(FrozenModel):
             raise ValueError("mask_fraction_window should be at least mask_fraction_min_samples")
         return self
 
-    def resolved_dir(self, capture_dir: Path | None) -> Path | None:
-        """Return where token files would lie: the block's own directory, else that of model calls."""
-        return self.dir if self.dir is not None else capture_dir
+    def resolved_dir(self, capture_dir: Path | str | None) -> Path | None:
+        """Return where token files would lie: the block's own directory, else that of model calls if it is one."""
+        return self.dir if self.dir is not None else directory_of(capture_dir)
 
-    def dir_in_use(self, capture_dir: Path | None) -> Path | None:
+    def dir_in_use(self, capture_dir: Path | str | None) -> Path | None:
         """Return where token files do lie, or the ledger of tokens that the workers keep.
 
         None when capture is off, or the block names a class that keeps them elsewhere.
@@ -169,7 +170,7 @@ class TokenIdCaptureConfig(FrozenModel):
 
 def check_token_capture(
     config: TokenIdCaptureConfig,
-    capture_dir: Path | None,
+    capture_dir: Path | str | None,
     *,
     sink_installed: bool = False,
     lineage_installed: bool = False,
@@ -197,11 +198,12 @@ def check_token_capture(
     if config.sink is not None or (sink_installed and not config.external_staging):
         return _check_sink(config, where, lineage_installed) + _unused_by_workers(config)
     directory = config.resolved_dir(capture_dir)
+    places = f"{_BLOCK}.dir or model_call_capture_dir" if capture_dir is None else f"{_BLOCK}.dir to a directory"
     if directory is None and config.external_staging and config.lineage_store is None:
-        remedy = f"set {_BLOCK}.dir or model_call_capture_dir, or name a ledger as {_BLOCK}.lineage_store"
+        remedy = f"set {places}, or name a ledger as {_BLOCK}.lineage_store"
         raise SettingsError(where, f"{_BLOCK}.dir", "the ledger of staged calls has nowhere to go", remedy)
     if directory is None and config.rebuild_response:
-        remedy = f"set {_BLOCK}.dir or model_call_capture_dir, name a sink, or switch rebuild_response off"
+        remedy = f"set {places}, name a sink, or switch rebuild_response off"
         raise SettingsError(where, f"{_BLOCK}.dir", "token capture has nowhere to go", remedy)
     if directory is not None and not directory.is_absolute():
         key = f"{_BLOCK}.dir" if config.dir is not None else "model_call_capture_dir"
@@ -248,7 +250,7 @@ class TokenCaptureSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     token_id_capture: TokenIdCaptureConfig = Field(default_factory=TokenIdCaptureConfig)
-    model_call_capture_dir: Path | None = None
+    model_call_capture_dir: CapturePlace | None = None
 
     @model_validator(mode="after")
     def _fits_around(self, info: ValidationInfo) -> TokenCaptureSettings:

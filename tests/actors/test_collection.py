@@ -58,7 +58,7 @@ class Run:
             "".join(json.dumps(row | {"responses_create_params": {"input": f"row {n}"}}) + "\n" for n in range(rows))
         )
         limits = CollectionSettings(num_samples_in_parallel=at_once, run_timeout_s=120)
-        self.plan = RunPlan(self.paths, source, RowOptions(), limits, settings.capture_dir)
+        self.plan = RunPlan(self.paths, source, RowOptions(), limits, settings.capture_location)
 
     @contextmanager
     def started(self, cache: Path) -> Iterator[tuple[Any, Any]]:

@@ -77,7 +77,7 @@ def test_programs_are_captured_and_end_with_their_rollout_and_with_their_worker(
         )
     )
     plan = CollectionPlan(
-        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=900), settings.capture_dir), 16
+        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=900), settings.capture_location), 16
     )
 
     def runs(row: str) -> bool:

@@ -50,7 +50,7 @@ def test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call(
     row = {"agent_ref": {"name": "asking_agent"}}
     source.write_text("".join(json.dumps(row | {"responses_create_params": {"input": w}}) + "\n" for w in EXPECTED))
     plan = CollectionPlan(
-        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=15), settings.capture_dir), 16
+        RunPlan(paths, source, RowOptions(), CollectionSettings(run_timeout_s=15), settings.capture_location), 16
     )
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:

@@ -134,7 +134,7 @@ class Run:
                 }
                 file.write(json.dumps(row) + "\n")
         limits = CollectionSettings(num_samples_in_parallel=8, run_timeout_s=TIMEOUT_S)
-        self.plan = RunPlan(self.paths, source, RowOptions(), limits, settings.capture_dir)
+        self.plan = RunPlan(self.paths, source, RowOptions(), limits, settings.capture_location)
 
     @contextmanager
     def begun(self, servers: Any, *, resume: bool) -> Iterator[Any]:

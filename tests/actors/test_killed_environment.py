@@ -53,7 +53,7 @@ def test_rollouts_of_a_killed_environment_fail_with_their_captures(
         "".join(json.dumps(row | {"responses_create_params": {"input": f"row {n}"}}) + "\n" for n in range(ROWS))
     )
     limits = CollectionSettings(num_samples_in_parallel=4, run_timeout_s=120)
-    plan = CollectionPlan(RunPlan(paths, source, RowOptions(), limits, settings.capture_dir), 16)
+    plan = CollectionPlan(RunPlan(paths, source, RowOptions(), limits, settings.capture_location), 16)
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token="token-of-the-run") as running:

@@ -78,7 +78,7 @@ def test_any_dialect_works_with_any_engine_and_keys_stay_out_of_the_captures(
     source, paths = tmp_path / "rows.jsonl", RunPaths.of(tmp_path / "out.jsonl")
     common = {"agent_ref": {"name": "sdk_agent"}, "responses_create_params": {"input": f"my key is {PRIVATE}"}}
     source.write_text("".join(json.dumps(common | row) + "\n" for row in ROWS))
-    plan = CollectionPlan(RunPlan(paths, source, RowOptions(), CollectionSettings(), settings.capture_dir), 16)
+    plan = CollectionPlan(RunPlan(paths, source, RowOptions(), CollectionSettings(), settings.capture_location), 16)
     servers = start_servers(settings, run_token=RUN_TOKEN, cache_dir=tmp_path)
     try:
         with collecting(settings, plan, servers.directory, run_token=RUN_TOKEN) as running:

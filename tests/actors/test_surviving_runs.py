@@ -78,7 +78,7 @@ class Run:
             )
         )
         limits = CollectionSettings(num_samples_in_parallel=6, run_timeout_s=120)
-        self.plan = RunPlan(self.paths, self.source, RowOptions(), limits, settings.capture_dir, resume=True)
+        self.plan = RunPlan(self.paths, self.source, RowOptions(), limits, settings.capture_location, resume=True)
         self.judge = RunJudge(self.paths, settings.capture_dir, self.diary, rows=rows, asked=asked)
 
     @contextmanager

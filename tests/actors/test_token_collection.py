@@ -120,7 +120,7 @@ def test_tokens_reach_their_records_past_a_killed_server_and_killed_joiners(
     source = write_rows(tmp_path / "rows.jsonl", ["trained"] * 5 + ["plain"])
     paths = RunPaths.of(tmp_path / "out.jsonl")
     limits = CollectionSettings(num_samples_in_parallel=1, run_timeout_s=120)
-    capture = settings.capture_dir
+    capture = settings.capture_location
     plan = CollectionPlan(RunPlan(paths, source, RowOptions(), limits, capture, TokenPlan.of(settings)), 16)
     servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
     try:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.tokens.token_sources import StaleCaptures
@@ -27,7 +28,7 @@ async def test_both_captures_of_an_attempt_begin_anew_and_others_stay(tmp_path: 
         )
         await store.put(entry)
     await store.mark_incomplete("0-0", "c2")
-    clearing = Clearing(calls, StaleCaptures(TokenCaptureStore(tokens)))
+    clearing = Clearing(CaptureLocation.of(calls), StaleCaptures(TokenCaptureStore(tokens)))
     await clearing.clear(["0-0"])
     await clearing.aclose()
     assert CaptureStore(calls).snapshot("0-0").data in (b"", None)

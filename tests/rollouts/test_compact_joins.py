@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.evidence.run_result import RunResult
@@ -70,7 +71,7 @@ def begun(root: Path) -> RunPaths:
 
 
 async def joined(paths: RunPaths, captures: Path, *, compact: bool) -> JoinOutcome:
-    joiner = Joiner(paths, captures, options=JoinOptions(compact=compact))
+    joiner = Joiner(paths, CaptureLocation.of(captures), options=JoinOptions(compact=compact))
     try:
         return await joiner.join(JOB, REPLY, START)
     finally:

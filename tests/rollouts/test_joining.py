@@ -11,6 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.model_call_capture.exchange import Exchange
@@ -73,7 +74,7 @@ class Setting:
 
     def make_joiner(self, **kwargs: Any) -> Joiner:
         kwargs.setdefault("client", self.client)
-        return Joiner(self.paths, self.captures, quiesce_timeout_s=0.05, **kwargs)
+        return Joiner(self.paths, CaptureLocation.of(self.captures), quiesce_timeout_s=0.05, **kwargs)
 
     def begin_call(self, rollout_id: str = "0-0") -> Exchange:
         exchange = self.writer.begin(rollout_id, "responses")
@@ -146,7 +147,7 @@ async def test_writers_that_cannot_be_listed_cost_a_gap_and_not_the_result(
     async def broken(*args: Any, **kwargs: Any) -> Any:
         raise CaptureError("a dead server's log is damaged")
 
-    monkeypatch.setattr("gym_ray.rollouts.joining.list_written_calls", broken)
+    monkeypatch.setattr("gym_ray.model_call_capture.captures.list_written_calls", broken)
     outcome = await setting.joiner.join(JOB, REPLY, START)
     assert outcome.summary.reward == 1.0
     capture = setting.records()[0]["ng_model_call_capture"]
@@ -255,7 +256,7 @@ async def test_a_whole_run_keeps_every_call_of_every_attempt(tmp_path: Path, set
 
     with RunLock(paths) as lock:
         begin_run(lock, source, RowOptions())
-        joiner = Joiner(paths, setting.captures, client=setting.client, quiesce_timeout_s=0.05)
+        joiner = Joiner(paths, CaptureLocation.of(setting.captures), client=setting.client, quiesce_timeout_s=0.05)
         with (
             MaterialisedRows(paths.materialised) as opened,
             RunOutputs(paths) as outputs,

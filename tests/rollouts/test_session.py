@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gym_ray import exact_json
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.rows.input_rows import RowOptions
@@ -25,7 +26,12 @@ def plan(tmp_path: Path, rows: int = 4, **options: Any) -> RunPlan:
     source.write_text("".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(rows)))
     settings = CollectionSettings(num_samples_in_parallel=1, join_backoff_s=0.001)
     return RunPlan(
-        RunPaths.of(tmp_path / "out.jsonl"), source, RowOptions(), settings, tmp_path / "captures", **options
+        RunPaths.of(tmp_path / "out.jsonl"),
+        source,
+        RowOptions(),
+        settings,
+        CaptureLocation.of(tmp_path / "captures"),
+        **options,
     )
 
 
@@ -145,7 +151,7 @@ async def test_a_resumed_session_claims_the_ids_that_it_may_still_capture(tmp_pa
         elsewhere / "in.jsonl",
         RowOptions(),
         CollectionSettings(),
-        tmp_path / "captures",
+        CaptureLocation.of(tmp_path / "captures"),
     )
     second = RunSession(other)
     with pytest.raises(StorageError, match="rollout id 3-0 belongs to the run that writes"):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
@@ -62,7 +63,7 @@ def begun(root: Path) -> RunPaths:
 
 
 async def collected(paths: RunPaths, captures: Path, joiners: int) -> list[JoinOutcome]:
-    several = [Joiner(paths, captures) for _ in range(joiners)]
+    several = [Joiner(paths, CaptureLocation.of(captures)) for _ in range(joiners)]
     jobs = [AttemptJob(task, 0, f"{task}-0", "a", json.dumps(row(task)).encode()) for task in range(ROWS)]
     # The last one first, so that several joiners store in another order than one does.
     tasks = [

@@ -117,8 +117,8 @@ class World:
             try:
                 await asyncio.to_thread(session.begin)
                 runner = AgentRunner(self.settings, ServerUrls({}, {}), run_token=None, http=http)
-                clearing = Clearing(plan.capture_dir)
-                joiner = Joiner(plan.paths, plan.capture_dir, options=plan.join)
+                clearing = Clearing(plan.captures)
+                joiner = Joiner(plan.paths, plan.captures, options=plan.join)
                 try:
                     progress = await session.collection(Port(runner, clearing, joiner)).run()
                 finally:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
-from gym_ray.errors import CaptureError, DamagedRecordError, GymRayError, InputError, RolloutIdError, StorageError
+from gym_ray.errors import DamagedRecordError, GymRayError, InputError, RolloutIdError, StorageError
 from gym_ray.evidence.build import JoinOptions, has_no_reply
 from gym_ray.evidence.compact import compacted, is_compact, without_payloads
 from gym_ray.evidence.facts import RecordFacts, facts_line
@@ -25,9 +25,9 @@ from gym_ray.evidence.perf import PERF_FIELD
 from gym_ray.evidence.summary import summarise
 from gym_ray.evidence.trajectory import TRAJECTORY_FIELD
 from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
+from gym_ray.model_call_capture.captures import Captures
 from gym_ray.model_call_capture.lines import CaptureSnapshot, without_deep_lines
 from gym_ray.model_call_capture.quiesce import WrittenCalls
-from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.rollouts.rejoining.rejoin_files import NewOutput, swap
 from gym_ray.rollouts.rejoining.rejoin_index import PlacedFrames
 from gym_ray.rollouts.rejoining.rejoin_record import RecordAgain, Rejoining, Window, is_captured
@@ -95,7 +95,7 @@ class RejoinReport:
 
 def rejoin(
     paths: RunPaths,
-    capture_dir: Path,
+    captures: Captures,
     *,
     rollout_ids: Collection[str] | None = None,
     options: JoinOptions,
@@ -106,7 +106,7 @@ def rejoin(
 
     Args:
         paths: The run's files.
-        capture_dir: Its capture directory.
+        captures: Its captures.
         rollout_ids: Attempts to join again; None for all.
         options: How evidence is built. Whether a record is compact stays as it is.
         written_calls: Asks the servers about one rollout. Called only where they could know more than the record says.
@@ -115,15 +115,12 @@ def rejoin(
     Raises:
         InputError: There is no such output, a line of it is damaged or torn, or the manifest does not tell when the run
             began; nothing has changed.
-        CaptureError: The capture directory is none.
         StorageError: A run is writing the output, or a file cannot be read or written.
     """
     if not paths.output.is_file():
         raise InputError(paths.output, 0, "", "there is no such output; name the records of a run")
-    if not capture_dir.is_dir():
-        raise CaptureError(f"{capture_dir}: not a directory; name the model_call_capture_dir of the run")
     with RunLock(paths), ExitStack() as stack:
-        again = _Rejoin(paths, CaptureStore(capture_dir), options, written_calls, calls or FileCalls(), stack)
+        again = _Rejoin(paths, captures, options, written_calls, calls or FileCalls(), stack)
         return again.run(None if rollout_ids is None else frozenset(rollout_ids))
 
 
@@ -131,13 +128,13 @@ class _Rejoin:
     def __init__(
         self,
         paths: RunPaths,
-        store: CaptureStore,
+        captures: Captures,
         options: JoinOptions,
         written_calls: Callable[[str], WrittenCalls],
         calls: FileCalls,
         stack: ExitStack,
     ) -> None:
-        self._paths, self._store, self._options = paths, store, options
+        self._paths, self._captures, self._options = paths, captures, options
         self._calls, self._stack = calls, stack
         self._report = RejoinReport()
         self._rejoining = Rejoining(stack.enter_context(Sources(paths.sources)), written_calls, options)
@@ -231,7 +228,7 @@ class _Rejoin:
         except DamagedRecordError as error:
             self._count_kept(RecordAgain(None, str(error)), written, rollout_id)
             return None
-        latency_ms, snapshot = _latency_ms(whole, facts), self._store.snapshot(rollout_id)
+        latency_ms, snapshot = _latency_ms(whole, facts), self._captures.snapshot(rollout_id, None)
         task, window = self._task_of(whole, frame), Window(self._begun, None if frame is None else frame.at_us / 1e6)
 
         def joined(capture: CaptureSnapshot) -> tuple[RecordAgain, tuple[bytes, bytes] | None]:

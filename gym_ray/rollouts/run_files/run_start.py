@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import InputError, StorageError
 from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.rows.materialised import Materialisation, materialise_rows
@@ -113,7 +114,7 @@ def begin_run(
     options: RowOptions,
     *,
     claim: Callable[[Path], None] | None = None,
-    capture_dir: Path | None = None,
+    captures: CaptureLocation | None = None,
     calls: FileCalls | None = None,
 ) -> RunStart:
     """Validate and expand the input, set earlier results aside, and begin a fresh run under a held lock (D48).
@@ -123,7 +124,7 @@ def begin_run(
         source: The input.
         options: How it becomes rows.
         claim: Called with the expanded rows before anything of an earlier run changes; what it raises ends the start.
-        capture_dir: Noted in the manifest, so that whoever joins again need not be told.
+        captures: Where model calls are captured; noted in the manifest, so that whoever joins again need not be told.
         calls: The seam to the operating system.
 
     Raises:
@@ -144,7 +145,7 @@ def begin_run(
         new_rows.rename(paths.materialised)
         sync_directory(calls, str(paths.output.parent))
         build_row_index(paths)
-        manifest = _manifest(paths, run_id, Path(source), materialisation, capture_dir)
+        manifest = _manifest(paths, run_id, Path(source), materialisation, captures)
         publish_manifest(paths, manifest, calls=calls)
     except OSError as error:
         if isinstance(error, StorageError):
@@ -224,7 +225,7 @@ def _remove_public_copies(paths: RunPaths) -> None:
 
 
 def _manifest(
-    paths: RunPaths, run_id: str, source: Path, materialisation: Materialisation, capture_dir: Path | None
+    paths: RunPaths, run_id: str, source: Path, materialisation: Materialisation, captures: CaptureLocation | None
 ) -> RunManifest:
     return RunManifest(
         run_id,
@@ -233,6 +234,6 @@ def _manifest(
         materialisation.rows,
         materialisation.tasks,
         materialisation.sha256,
-        capture_dir="" if capture_dir is None else str(capture_dir),
+        capture_dir="" if captures is None else str(captures),
         output=paths.output.name,
     )

@@ -44,7 +44,7 @@ class TokenPlan:
 
     Attributes:
         config: The block of the settings, enabled.
-        capture_dir: The run's ``model_call_capture_dir``, in use or not.
+        capture_dir: The run's ``model_call_capture_dir`` if it is a directory, in use or not.
         agents: Names of the agents that take part.
         directory: Where the token files are, None when a sink of the user's own keeps the records.
     """
@@ -60,7 +60,7 @@ class TokenPlan:
         if not settings.token_id_capture.enabled:
             return None
         agents = frozenset(name for name in settings.servers if settings.trains(name))
-        return cls(settings.token_id_capture, settings.model_call_capture_dir, agents, settings.token_dir)
+        return cls(settings.token_id_capture, settings.shared_dir, agents, settings.token_dir)
 
     def delivery(self) -> TokenDelivery | None:
         """Open what puts tokens into records; None when responses are not rebuilt.

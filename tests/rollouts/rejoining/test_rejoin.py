@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from gym_ray import exact_json
-from gym_ray.errors import CaptureError, InputError, StorageError
+from gym_ray.errors import InputError, StorageError
 from gym_ray.evidence.join import JoinOptions
 from gym_ray.evidence.run_result import RunFailure
 from gym_ray.model_call_capture.attachment import CALLS_MISSING, INCOMPLETE, OPEN_CALLS, WRITER_UNREACHABLE
 from gym_ray.model_call_capture.call_index import RecordedCall
+from gym_ray.model_call_capture.captures import FileCaptures
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoining.rejoin import RejoinReport, rejoin
 from gym_ray.rollouts.reports.facts_reading import read_facts
@@ -38,7 +39,7 @@ def _rejoin(run: JoinedRun, **options: Any) -> RejoinReport:
     options.setdefault("written_calls", _nobody)
     options.setdefault("options", JoinOptions())
     options.setdefault("calls", UnsyncedCalls())
-    return rejoin(run.paths, run.captures.root, **options)
+    return rejoin(run.paths, FileCaptures(run.captures.root), **options)
 
 
 def _records(paths: RunPaths, file: str = "output") -> list[dict[str, Any]]:
@@ -414,8 +415,6 @@ def test_a_torn_tail_is_for_the_resume_to_repair(run: JoinedRun) -> None:
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     paths = RunPaths.of(tmp_path / "out.jsonl")
     with pytest.raises(InputError, match="no such output"):
-        rejoin(paths, tmp_path, options=JoinOptions(), written_calls=_nobody)
+        rejoin(paths, FileCaptures(tmp_path), options=JoinOptions(), written_calls=_nobody)
     paths.output.touch()
-    with pytest.raises(CaptureError, match="model_call_capture_dir"):
-        rejoin(paths, tmp_path / "missing", options=JoinOptions(), written_calls=_nobody)
-    assert rejoin(paths, tmp_path, options=JoinOptions(), written_calls=_nobody).records == 0
+    assert rejoin(paths, FileCaptures(tmp_path), options=JoinOptions(), written_calls=_nobody).records == 0

@@ -12,6 +12,7 @@ import pytest
 
 from gym_ray.evidence.join import JoinOptions
 from gym_ray.evidence.run_result import RunFailure
+from gym_ray.model_call_capture.captures import FileCaptures
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoining.rejoin import rejoin
 from gym_ray.rollouts.run_files.parts_files import read_inline
@@ -66,7 +67,7 @@ class _Counted(UnsyncedCalls):
 
 def _rejoin(root: Path, calls: FileCalls) -> None:
     paths = RunPaths.of(root / "out.jsonl")
-    rejoin(paths, root / "captures", options=JoinOptions(), written_calls=_nobody, calls=calls)
+    rejoin(paths, FileCaptures(root / "captures"), options=JoinOptions(), written_calls=_nobody, calls=calls)
 
 
 def _is_killed(root: Path, calls: FileCalls) -> bool:

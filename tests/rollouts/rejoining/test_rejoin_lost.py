@@ -14,6 +14,7 @@ from gym_ray.errors import InputError
 from gym_ray.evidence.join import JoinOptions
 from gym_ray.model_call_capture.attachment import CALLS_MISSING
 from gym_ray.model_call_capture.call_index import RecordedCall
+from gym_ray.model_call_capture.captures import FileCaptures
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.rollouts.rejoining.rejoin import RejoinReport, rejoin
 from gym_ray.rollouts.run_files.parts_files import read_inline
@@ -30,7 +31,7 @@ def _nothing(_: str) -> WrittenCalls:
 def _rejoin(run: JoinedRun, written_calls: Callable[[str], WrittenCalls] = _nothing) -> RejoinReport:
     run.close()
     options: dict[str, Any] = {"options": JoinOptions(), "calls": UnsyncedCalls()}
-    return rejoin(run.paths, run.captures.root, written_calls=written_calls, **options)
+    return rejoin(run.paths, FileCaptures(run.captures.root), written_calls=written_calls, **options)
 
 
 def _reply(*call_ids: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
 from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.run_files import lock_wait
@@ -67,13 +68,13 @@ def test_a_run_does_not_wait_for_a_stopped_one_that_claims_its_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_ray.rollouts.capture_owner.lock_in_time", partial(lock_in_time, timeout_s=0.02))
-    CaptureOwner(tmp_path, ["0-0"], tmp_path / "out").close()
+    CaptureOwner(CaptureLocation.of(tmp_path), ["0-0"], tmp_path / "out").close()
     (lock,) = tmp_path.rglob("lock")
     with lock.open("rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
         with pytest.raises(StorageError, match=f"{lock}: (process {os.getpid()}|another process,.*) has held"):
-            CaptureOwner(tmp_path, ["0-0"], tmp_path / "out")
-    CaptureOwner(tmp_path, ["0-0"], tmp_path / "out").close()
+            CaptureOwner(CaptureLocation.of(tmp_path), ["0-0"], tmp_path / "out")
+    CaptureOwner(CaptureLocation.of(tmp_path), ["0-0"], tmp_path / "out").close()
 
 
 @pytest.mark.parametrize("name", ["output", "failures"])

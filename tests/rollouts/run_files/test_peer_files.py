@@ -12,6 +12,7 @@ from gym_ray.errors import InputError
 from gym_ray.evidence.build import JoinOptions
 from gym_ray.evidence.health import check_rollout
 from gym_ray.model_call_capture.attachment import build_attachment
+from gym_ray.model_call_capture.captures import FileCaptures
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
@@ -222,7 +223,7 @@ def before(run: dict[str, Any], directory: Path) -> dict[Path, bytes]:
 def test_joining_a_run_of_the_peer_again_changes_nothing(run: dict[str, Any], tmp_path: Path) -> None:
     paths, directory = written(run, tmp_path), captures_of(run, tmp_path / "captures")
     stored = paths.output.read_bytes()
-    report = rejoin(paths, directory, options=JoinOptions(), written_calls=lambda _: WrittenCalls())
+    report = rejoin(paths, FileCaptures(directory), options=JoinOptions(), written_calls=lambda _: WrittenCalls())
     assert (report.rejoined, report.kept) == (0, [])
     every = [*run["expected"]["output"], *(run["expected"]["failures"] or [])]
     assert report.unchanged == sum("ng_model_call_capture" in record for record in every)
@@ -236,7 +237,7 @@ def test_a_late_call_of_a_run_whose_time_nobody_knows_is_not_joined(run: dict[st
     rollout_id = captured_records(run)[0]["ng_model_call_capture"]["rollout_id"]
     with (directory / f"{rollout_id}.capture.jsonl").open("ab") as file:
         file.write(lines([{"model_call_id": "late", "started_at": 1001.0, "response": {"id": "late", "output": []}}]))
-    report = rejoin(paths, directory, options=JoinOptions(), written_calls=lambda _: WrittenCalls())
+    report = rejoin(paths, FileCaptures(directory), options=JoinOptions(), written_calls=lambda _: WrittenCalls())
     assert report.rejoined == 0
     assert {kept.rollout_id for kept in report.kept} == {rollout_id}
     assert all("late" in kept.reason for kept in report.kept)
