@@ -31,6 +31,9 @@ class JobRequest:
         working_dir: Directory that is uploaded, None for what is installed on the cluster.
         excludes: Patterns of what of it stays here.
         metadata: What Ray shows beside the job.
+        num_cpus: CPUs that are kept for the entrypoint; with these or ``resources`` it may run on any node that has
+            them, without both on the head.
+        resources: Other resources that it needs.
     """
 
     submission_id: str
@@ -38,6 +41,8 @@ class JobRequest:
     working_dir: Path | None = None
     excludes: Sequence[str] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    num_cpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def runtime_env(self) -> dict[str, Any]:
@@ -107,6 +112,8 @@ class RayJobs:
                     submission_id=job.submission_id,
                     runtime_env=job.runtime_env,
                     metadata=dict(job.metadata),
+                    entrypoint_num_cpus=job.num_cpus,
+                    entrypoint_resources=dict(job.resources) or None,
                 )
             except RuntimeError:
                 # Ray refuses an id that it knows in the same way in which it reports its own troubles.
