@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gym_ray.capture_location import CaptureLocation
+from gym_ray.errors import CaptureError, StorageError
 from gym_ray.model_call_capture import CaptureStore
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.tokens.token_sources import StaleCaptures
@@ -43,3 +46,62 @@ async def test_a_run_without_captures_has_nothing_to_clear() -> None:
     clearing = Clearing(None)
     await clearing.clear(["0-0"])
     await clearing.aclose()
+
+
+class _Slow:
+    """Captures whose servers take their time; one rollout cannot be cleared."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = []
+        self.cleared: list[str] = []
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def forget(self, rollout_ids: Sequence[str], **_: object) -> tuple[str, ...]:
+        self.rounds.append(list(rollout_ids))
+        self.asked.set()
+        await self.go_on.wait()
+        return ()
+
+    def clear(self, rollout_id: str) -> None:
+        if rollout_id == "3-0":
+            raise CaptureError("3-0: cannot be cleared")
+        self.cleared.append(rollout_id)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_attempts_that_wait_are_cleared_in_one_round_and_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _Slow()
+    monkeypatch.setattr("gym_ray.rollouts.clearing.open_captures", lambda _: slow)
+    clearing = Clearing(CaptureLocation.of("/nowhere"))
+    waiting = [asyncio.create_task(clearing.clear([f"{number}-0"])) for number in range(6)]
+    await slow.asked.wait()
+    waiting[4].cancel()
+    slow.go_on.set()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert slow.rounds == [[f"{number}-0" for number in range(6)]]
+    assert [type(found) for found in ended] == [
+        type(None),
+        type(None),
+        type(None),
+        CaptureError,
+        asyncio.CancelledError,
+        type(None),
+    ]
+    assert sorted(slow.cleared) == ["0-0", "1-0", "2-0", "4-0", "5-0"]
+    await clearing.aclose()
+
+
+async def test_who_waits_for_a_clearing_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _Slow()
+    monkeypatch.setattr("gym_ray.rollouts.clearing.open_captures", lambda _: slow)
+    clearing = Clearing(CaptureLocation.of("/nowhere"))
+    first = asyncio.create_task(clearing.clear(["0-0"]))
+    await slow.asked.wait()
+    second = asyncio.create_task(clearing.clear(["1-0"]))
+    await asyncio.sleep(0)
+    await clearing.aclose()
+    for waiting in (first, second):
+        with pytest.raises(StorageError, match="the run ended"):
+            await waiting
