@@ -1,7 +1,8 @@
-"""Command lines and what they say in the grammar of overrides, and names of files (D2, D124); submission apart."""
+"""Command lines and what they say in the grammar of overrides, and names of files (D2, D124, D132, D133)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gym_ray.errors import SettingsError
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.settings import ASSETS_ROOT, server_config_paths
 from gym_ray.settings.overrides import parse_override
+from gym_ray.submission.planning import final_run, run_tokens
 
 _USAGE = 2
 _MODULES = {"env": "gym_ray.cli.env", "eval": "gym_ray.cli.evaluate"}
@@ -87,3 +89,29 @@ def test_paths(case: dict[str, Any]) -> None:
 
 
 test_paths.kinds = ("paths",)  # type: ignore[attr-defined]
+
+
+def unquoted(token: str) -> str:
+    """Return a token without the quotes that a shell would take away."""
+    return token[1:-1] if token.startswith("'") and token.endswith("'") else token
+
+
+def test_submit_run(case: dict[str, Any], departures: dict[str, Any]) -> None:
+    final = final_run(case["benchmark_job_dir"], case["run"], resumable=case["resumable"])
+    assert final == case["final_run"]
+    rule = departures["null_is_submitted_as_null"]
+    expected = []
+    for override in map(parse_override, map(unquoted, case["tokens"])):
+        is_null = override.value == rule["peer"] and values_at(case["final_run"], override.path) is None
+        expected.append(replace(override, value=None) if is_null else override)
+    assert list(map(parse_override, run_tokens(final))) == expected
+
+
+test_submit_run.kinds = ("submit_run",)  # type: ignore[attr-defined]
+
+
+def values_at(tree: Any, path: tuple[str, ...]) -> Any:
+    """Return what stands at a path of nested maps."""
+    for part in path:
+        tree = tree[part]
+    return tree

@@ -1,0 +1,109 @@
+"""Checks a part of a document against its model, and words each mistake with its file, key and remedy.
+
+No message may hold a secret: a wrong value is shown only where neither its key nor its text is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gym_ray.errors import SettingsError
+from gym_ray.settings.document import Document
+from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, show
+
+__all__ = ["checked", "checked_kind", "mistake_at"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_WORDS = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "should be a map of keys and values"),
+    "string_too_short": "should not be empty",
+    "string_type": "should be text",
+    "tuple_type": "should be a list",
+}
+
+
+def mistake_at(document: Document, path: KeyPath, problem: str, remedy: str) -> SettingsError:
+    """Return an error for a key of a document; where it has neither the key nor one above it, for the document."""
+    known = any(layer.place(path[:1]) for layer in document.layers)
+    place = document.place(path) if known else document.layers[0].where
+    return SettingsError(place, dotted(path), problem, remedy)
+
+
+def checked(model: type[_Model], value: Any, path: KeyPath, document: Document) -> _Model:
+    """Return a part of a document as its model.
+
+    Raises:
+        SettingsError: It has mistakes; the message has one line for each.
+    """
+    if not isinstance(value, Mapping):
+        problem = f"{show(value, path, document.secrets)} is not a map"
+        raise mistake_at(document, path, problem, "write key: value lines below it")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+    raise combine([_worded(dict(detail), model, path, document) for detail in details])
+
+
+def checked_kind(models: Mapping[str, type[_Model]], value: Any, path: KeyPath, document: Document) -> _Model:
+    """Return a part of a document as the model that its ``type`` names.
+
+    Raises:
+        SettingsError: It has no such type, or mistakes.
+    """
+    if not isinstance(value, Mapping):
+        return checked(next(iter(models.values())), value, path, document)
+    kind = value.get("type")
+    if kind is None:
+        raise mistake_at(document, (*path, "type"), "required, but not set", f"one of {', '.join(models)}")
+    if not isinstance(kind, str) or kind not in models:
+        problem = f"{show(kind, path, document.secrets)} is not known"
+        raise mistake_at(document, (*path, "type"), problem, did_you_mean(str(kind), models))
+    return checked(models[kind], value, path, document)
+
+
+def _worded(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, document: Document) -> SettingsError:
+    where: KeyPath = (*path, *_keys(detail["loc"], model))
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        known = _fields(model, detail["loc"][:-1])
+        return mistake_at(document, where, "unknown key", did_you_mean(str(where[-1]), known))
+    if kind == "missing":
+        return mistake_at(document, where, "required, but not set", f"give a value: ++{dotted(where)}=…")
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    shown = f"{show(detail['input'], where, document.secrets)} is not accepted"
+    return mistake_at(document, where, shown, _WORDS.get(kind, message))
+
+
+def _keys(location: Sequence[str | int], model: type[BaseModel]) -> KeyPath:
+    """Leave out what pydantic puts behind a field of several types: the name of the type that it tried."""
+    if len(location) > 1 and location[0] in model.model_fields:
+        options = _options(model.model_fields[str(location[0])].annotation)
+        if len(options) > 1 and not any(_models_in(option) for option in options):
+            return tuple(location[:1])
+    return tuple(location)
+
+
+def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Return the known keys of the block at ``path`` below a model; names between are those of a map."""
+    for part in path:
+        if part in model.model_fields:
+            inner = _models_in(model.model_fields[str(part)].annotation)
+            model = inner[0] if inner else model
+    return list(model.model_fields)
+
+
+def _options(annotation: Any) -> list[Any]:
+    return [option for option in getattr(annotation, "__args__", ()) if option is not type(None)] or [annotation]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for option in getattr(annotation, "__args__", ()) for found in _models_in(option)]
