@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 __all__ = ["CallIndex", "EndedCall", "RecordedCall"]
 
-_ENTRY = struct.Struct("<16sQQ")
+_ENTRY = struct.Struct("<16sQII")
 
-EndedCall = tuple[str, str, int | None, int]
-"""Call id, rollout id, and where its line lies: offset (None when there is no record) and length."""
+EndedCall = tuple[str, str, int | None, int, int]
+"""Call id, rollout id, and where its line lies: offset (None when there is no record), length and part.
+
+The part is the number of the segment, 0 for the rollout's own file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,8 @@ class RecordedCall:
 
     Attributes:
         call_id: ``model_call_id``.
-        file: Name of the capture file.
-        offset: First byte of the record's line.
+        file: Name of the capture file or segment.
+        offset: First byte of the record's line in it.
         length: Bytes of the line, line feed included.
     """
 
@@ -55,10 +58,10 @@ class CallIndex:
     def end(self, ended: Iterable[EndedCall]) -> None:
         """Count calls as ended: each has its record, or its rollout is marked.
 
-        A record at the start of its file means that the file was cleared before, and with it everything older.
+        A record at the start of a rollout's own file means that it was cleared before, and with it everything older.
         """
         with self._lock:
-            for call_id, rollout_id, offset, length in ended:
+            for call_id, rollout_id, offset, length, part in ended:
                 if call_id in self._withdrawn:
                     self._withdrawn.remove(call_id)
                     continue
@@ -70,9 +73,9 @@ class CallIndex:
                     del self._open_count[rollout_id]
                 if offset is None:
                     continue
-                entry = _ENTRY.pack(bytes.fromhex(call_id), offset, length)
+                entry = _ENTRY.pack(bytes.fromhex(call_id), offset, length, part)
                 recorded = self._recorded.get(rollout_id)
-                if recorded is None or offset == 0:
+                if recorded is None or offset == part == 0:
                     self._recorded[rollout_id] = bytearray(entry)
                 else:
                     recorded += entry
@@ -82,12 +85,23 @@ class CallIndex:
         with self._lock:
             self._recorded.pop(rollout_id, None)
 
-    def withdraw(self, rollout_id: str) -> None:
-        """Take the open calls of a rollout out of it: they belong to an attempt that is over, and count no more."""
+    def withdraw(self, rollout_id: str) -> list[str]:
+        """Take the open calls of a rollout out of it: they belong to an attempt that is over, and count no more.
+
+        Returns:
+            Their ids.
+        """
+        withdrawn: list[str] = []
         with self._lock:
             if self._open_count.pop(rollout_id, 0):
-                self._withdrawn.update(call_id for call_id, owner in self._open.items() if owner == rollout_id)
+                withdrawn = [call_id for call_id, owner in self._open.items() if owner == rollout_id]
+                self._withdrawn.update(withdrawn)
                 self._open = {call_id: owner for call_id, owner in self._open.items() if owner != rollout_id}
+        return withdrawn
+
+    def open_count(self) -> int:
+        """Return how many calls are open."""
+        return len(self._open)
 
     def is_withdrawn(self, call_id: str) -> bool:
         """Whether an open call was withdrawn."""
@@ -110,11 +124,16 @@ class CallIndex:
                 return []
             return [call_id for call_id, owner in self._open.items() if owner == rollout_id]
 
-    def recorded_calls(self, rollout_id: str, file: str) -> list[RecordedCall]:
-        """Return the rollout's recorded calls in the order they were written."""
+    def recorded_calls(self, rollout_id: str, name_of: Callable[[str, int], str]) -> list[RecordedCall]:
+        """Return the rollout's recorded calls in the order they were written.
+
+        Args:
+            rollout_id: The rollout.
+            name_of: Returns the name of the file or segment, from the rollout and the part.
+        """
         with self._lock:
             recorded = bytes(self._recorded.get(rollout_id, b""))
         return [
-            RecordedCall(call_id.hex(), file, offset, length)
-            for call_id, offset, length in _ENTRY.iter_unpack(recorded)
+            RecordedCall(call_id.hex(), name_of(rollout_id, part), offset, length)
+            for call_id, offset, length, part in _ENTRY.iter_unpack(recorded)
         ]

@@ -10,14 +10,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from gym_ray.errors import CaptureError
-from gym_ray.model_call_capture.store import CaptureStore
 
-__all__ = ["IncompleteMarks"]
+__all__ = ["IncompleteMarks", "MarkPlace"]
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 30.0
+
+
+class MarkPlace(Protocol):
+    """Where marks are kept."""
+
+    def mark_incomplete(self, rollout_id: str) -> None:
+        """Mark a rollout as having lost a record; durable when it returns.
+
+        Raises:
+            CaptureError: The mark could not be made durable.
+        """
 
 
 class IncompleteMarks:
@@ -30,7 +41,7 @@ class IncompleteMarks:
     """
 
     def __init__(
-        self, store: CaptureStore, *, on_marked: Callable[[list[str]], None], retry_interval_s: float = 1.0
+        self, store: MarkPlace, *, on_marked: Callable[[list[str]], None], retry_interval_s: float = 1.0
     ) -> None:
         self._store, self._on_marked, self._retry_interval_s = store, on_marked, retry_interval_s
         self._lock = threading.Lock()

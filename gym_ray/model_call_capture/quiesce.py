@@ -28,7 +28,16 @@ from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 
-__all__ = ["QUIESCE_PATH", "TrainingMarks", "WrittenCalls", "forget", "list_written_calls", "quiesce_endpoint"]
+__all__ = [
+    "QUIESCE_PATH",
+    "FoundCalls",
+    "TrainingMarks",
+    "WrittenCalls",
+    "ask_writer",
+    "forget",
+    "list_written_calls",
+    "quiesce_endpoint",
+]
 
 QUIESCE_PATH = "/ng-capture/quiesce"
 _MAX_WAIT_S = 600.0
@@ -116,6 +125,7 @@ class WrittenCalls:
         unreachable_writers: Living writers that gave no answer; their calls are unknown.
         marked_incomplete: A writer has a mark for the rollout that may not be on disk yet.
         tokens_lost: A server lost training tokens of the rollout, and the mark that says so is not on disk yet.
+        answered_writers: Writers of an object store that named all of their calls; the segments of others are searched.
     """
 
     recorded: tuple[RecordedCall, ...] = ()
@@ -124,6 +134,7 @@ class WrittenCalls:
     unreachable_writers: tuple[str, ...] = ()
     marked_incomplete: bool = False
     tokens_lost: bool = False
+    answered_writers: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -160,7 +171,7 @@ async def list_written_calls(
     """
     writers, unreadable = await asyncio.to_thread(_living_writers, root)
     body = {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}
-    answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
+    answers = await asyncio.gather(*(ask_writer(client, writer, body, timeout_s) for writer in writers))
     # The logs are looked at after the living were asked, so a writer that dies in between is found here.
     return await asyncio.to_thread(_combine, root, rollout_ids, list(zip(writers, answers, strict=True)), unreadable)
 
@@ -193,7 +204,7 @@ async def forget(
     """
     writers, unreadable = await asyncio.to_thread(_living_writers, root)
     body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids), "withdraw_open": withdraw_open}
-    answers = await asyncio.gather(*(_ask(client, writer, body, timeout_s) for writer in writers))
+    answers = await asyncio.gather(*(ask_writer(client, writer, body, timeout_s) for writer in writers))
     untold = [writer.writer_id for writer, answer in zip(writers, answers, strict=True) if answer is None]
     return (*untold, *unreadable)
 
@@ -201,12 +212,16 @@ async def forget(
 def _living_writers(root: Path) -> tuple[list[RegisteredWriter], list[str]]:
     writers, unreadable = WriterRegistry(root).all()
     try:
-        return [writer for writer in writers if is_living(log_path(root, writer.open_log))], unreadable
+        return [writer for writer in writers if _may_live(root, writer)], unreadable
     except OSError as error:
         raise StorageError(f"{root}: a writer's log cannot be read: {error}") from error
 
 
-async def _ask(
+def _may_live(root: Path, writer: RegisteredWriter) -> bool:
+    return writer.open_log is None or is_living(log_path(root, writer.open_log))
+
+
+async def ask_writer(
     client: httpx.AsyncClient, writer: RegisteredWriter, body: dict[str, Any], timeout_s: float
 ) -> dict[str, Any] | None:
     """Return a writer's answer, None when there is none."""
@@ -225,13 +240,16 @@ async def _ask(
 
 
 @dataclass(slots=True)
-class _Found:
+class FoundCalls:
+    """What the answers of several writers say of one rollout."""
+
     recorded: list[RecordedCall] = field(default_factory=list)
     open_call_ids: list[str] = field(default_factory=list)
     incomplete: bool = False
     tokens_lost: bool = False
 
     def take(self, entry: dict[str, Any]) -> None:
+        """Add what one writer says."""
         self.recorded.extend(RecordedCall(*call) for call in entry["recorded"])
         self.open_call_ids.extend(entry["open"])
         self.incomplete = self.incomplete or entry["incomplete"]
@@ -244,7 +262,7 @@ def _combine(
     answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
     unreadable: list[str],
 ) -> dict[str, WrittenCalls]:
-    found = {rollout_id: _Found() for rollout_id in rollout_ids}
+    found = {rollout_id: FoundCalls() for rollout_id in rollout_ids}
     answered, expected = set(), set(unreadable)
     for writer, answer in answers:
         if answer is None:
@@ -254,7 +272,8 @@ def _combine(
         answered.add(writer.writer_id)
         for rollout_id, entry in answer["rollouts"].items():
             found[rollout_id].take(entry)
-    unreachable = _look_at_silent_writers(root, answered, expected, found)
+    logless = [writer.writer_id for writer, answer in answers if answer is None and writer.open_log is None]
+    unreachable = (*_look_at_silent_writers(root, answered, expected, found), *logless)
     # The dead come last: a silent writer that dies between the two looks is found twice, never in neither.
     lost = lost_calls_of_dead_writers(CaptureStore(root), rollout_ids)
     return {
@@ -271,7 +290,7 @@ def _combine(
 
 
 def _look_at_silent_writers(
-    root: Path, answered: set[str], expected: set[str], found: dict[str, _Found]
+    root: Path, answered: set[str], expected: set[str], found: dict[str, FoundCalls]
 ) -> tuple[str, ...]:
     """Return the living writers that should have answered; one that cannot be asked tells by its log what is open."""
     unreachable = []

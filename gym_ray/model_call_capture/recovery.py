@@ -19,7 +19,14 @@ from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, keep_to_owner, make_directory
 
-__all__ = ["adopt_dead_logs", "clear_rollout", "forget_in_dead_logs", "lost_calls", "lost_calls_of_dead_writers"]
+__all__ = [
+    "adopt_dead_logs",
+    "clear_rollout",
+    "forget_in_dead_logs",
+    "lost_calls",
+    "lost_calls_of_dead_writers",
+    "one_adopter",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +63,7 @@ def adopt_dead_logs(store: CaptureStore, server_label: str, *, calls: FileCalls 
     paths = [path for path in list_logs(store.root) if path.stem.rpartition("-")[0] == server_label]
     if not paths:
         return marked
-    with _one_adopter(store.root, calls or FileCalls()):
+    with one_adopter(store.root, calls or FileCalls()):
         for path in paths:
             try:
                 lost = _adopt(store, path, calls)
@@ -83,7 +90,7 @@ def _adopt(store: CaptureStore, path: Path, calls: FileCalls | None) -> list[str
 
 
 @contextmanager
-def _one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
+def one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
     """Servers that start together adopt one after the other.
 
     The logs themselves stay locked shared: a joiner that meets an exclusive lock would take its writer for alive.

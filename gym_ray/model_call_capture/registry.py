@@ -11,7 +11,14 @@ from gym_ray.errors import CaptureError, StorageError, StorageMissingError
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, PosixStore, make_directory
 
-__all__ = ["OWN_DIRECTORY", "RegisteredWriter", "WriterRegistry", "writers_directory"]
+__all__ = [
+    "OWN_DIRECTORY",
+    "RegisteredWriter",
+    "WriterRegistry",
+    "encode_writer",
+    "parse_writer",
+    "writers_directory",
+]
 
 OWN_DIRECTORY = ".gym-ray"
 """What a capture directory holds for its servers and collectors, beside captures and logs."""
@@ -29,19 +36,22 @@ class RegisteredWriter:
     Attributes:
         writer_id: Server name and epoch.
         server_name: Name of the model server, None for a writer without one.
-        open_log: File name of its open log; whoever can lock that knows that the writer is dead.
+        open_log: File name of its open log; whoever can lock that knows that the writer is dead. None where locks tell
+            nothing: only its own answer says that it lives.
         url: Root URL of its server, None when it cannot be asked over HTTP.
         run_token: What its routes want as bearer token, None when they want none.
         host: Machine it runs on; ``pid``, its process there.
+        started_at: When it started, unix seconds; 0 for one that does not say.
     """
 
     writer_id: str
     server_name: str | None
-    open_log: str
+    open_log: str | None
     url: str | None
     run_token: str | None
     host: str
     pid: int
+    started_at: float = 0.0
 
 
 class WriterRegistry:
@@ -66,7 +76,7 @@ class WriterRegistry:
             make_directory(self._calls, self._directory, OWNER_ONLY_DIRECTORY)
         except OSError as error:
             raise StorageError(f"cannot create {self._directory}: {error}") from error
-        self._store.publish(f"{writer.writer_id}.json", exact_json.dumps(asdict(writer)) + b"\n")
+        self._store.publish(f"{writer.writer_id}.json", encode_writer(writer))
 
     def remove(self, writer_id: str) -> None:
         """Take a writer out; a missing one is fine.
@@ -96,7 +106,7 @@ class WriterRegistry:
         writers, unreadable = [], []
         for name in self._store.list():
             try:
-                writers.append(_parse(self._store.read(name)))
+                writers.append(parse_writer(self._store.read(name)))
             except StorageMissingError:
                 continue  # it was taken out since we listed it
             except (StorageError, CaptureError):
@@ -104,8 +114,18 @@ class WriterRegistry:
         return writers, unreadable
 
 
-def _parse(data: bytes) -> RegisteredWriter:
-    entry: dict[str, Any] = exact_json.loads_object(data) or {}
+def encode_writer(writer: RegisteredWriter) -> bytes:
+    """Return a registration as it is stored."""
+    return exact_json.dumps(asdict(writer)) + b"\n"
+
+
+def parse_writer(data: bytes) -> RegisteredWriter:
+    """Return the writer that a stored registration tells of.
+
+    Raises:
+        CaptureError: Something is missing in it.
+    """
+    entry: dict[str, Any] = {"started_at": 0.0, **(exact_json.loads_object(data) or {})}
     try:
         return RegisteredWriter(**{name: entry[name] for name in RegisteredWriter.__slots__})
     except KeyError as error:

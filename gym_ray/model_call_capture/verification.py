@@ -254,7 +254,7 @@ class _Verifier:
         for writer in writers:
             file = registry / f"{writer.writer_id}.json"
             try:
-                is_dead = not is_living(log_path(self._root, writer.open_log))
+                is_dead = writer.open_log is not None and not is_living(log_path(self._root, writer.open_log))
             except (TypeError, ValueError, OSError) as error:  # its log is no name, or no file that can be locked
                 self._add_damaged_registration(file, f"it names no log of a server: {error}")
                 continue

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -23,23 +21,18 @@ from typing import Any
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.acks import LoopAcks
+from gym_ray.model_call_capture.backends import CaptureBackend, FileBackend, OpenedBackend, WriterIdentity
 from gym_ray.model_call_capture.call_index import CallIndex
 from gym_ray.model_call_capture.encoding import RecordEncoder
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.marks import IncompleteMarks
-from gym_ray.model_call_capture.open_log import OpenLog, log_name
-from gym_ray.model_call_capture.recovery import adopt_dead_logs
+from gym_ray.model_call_capture.open_log import log_name
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.refusals import RefusalLog
-from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.store import CaptureStore, capture_file_name
+from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.telemetry import CaptureCounts, CaptureTelemetry
 from gym_ray.model_call_capture.ticket import Ticket
 from gym_ray.storage.calls import FileCalls
-from gym_ray.storage.group_commit import GroupCommit
-from gym_ray.storage.line_files import LineFiles
-from gym_ray.storage.local_calls import file_calls_for
-from gym_ray.storage.probe import check_directory
 
 __all__ = ["CaptureCounts", "CaptureWriter"]
 
@@ -50,18 +43,16 @@ _log = logging.getLogger(__name__)
 class _Running:
     """What a started writer owns."""
 
-    open_log: OpenLog
-    registry: WriterRegistry
-    files: LineFiles
-    commits: GroupCommit[Ticket]
+    backend: OpenedBackend
     marks: IncompleteMarks
 
 
 class CaptureWriter:
-    """Records exchanges into a capture directory.
+    """Records exchanges into a capture directory, or wherever a backend puts them.
 
     Args:
-        root: Absolute capture directory.
+        root: Absolute capture directory, or another place for records; of ``threads``, ``max_handles`` and ``calls``
+            only a directory takes notice.
         server_name: Name of the model server, written into every record; None leaves it out.
         url: Root URL at which the server's quiesce route can be reached; may be set until :meth:`start`.
         run_token: What the quiesce route wants as bearer token.
@@ -78,7 +69,7 @@ class CaptureWriter:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | CaptureBackend,
         *,
         server_name: str | None,
         url: str | None = None,
@@ -90,12 +81,13 @@ class CaptureWriter:
         redactor: Redactor | None = None,
     ) -> None:
         self._encoder, self.telemetry, self._refusals = RecordEncoder(redactor), CaptureTelemetry(), RefusalLog(_log)
-        self._calls = calls or file_calls_for(root)
-        self.store = CaptureStore(root, calls=self._calls)
+        if isinstance(root, Path):
+            root = FileBackend(root, threads=threads, max_handles=max_handles, calls=calls)
+        self._backend: CaptureBackend = root
+        self.place = root.place
         self.server_name, self.url, self.run_token = server_name, url, run_token
         self.counts = CaptureCounts()
-        self._timeout_s, self._max_handles = capture_timeout_s, max_handles
-        self._threads = threads or self._calls.threads
+        self._timeout_s = capture_timeout_s
         self._index = CallIndex()
         self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[Ticket]] = {}
         self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
@@ -107,44 +99,27 @@ class CaptureWriter:
         self._ids = random.Random(secrets.randbits(256))  # noqa: S311
         self._lock = threading.Lock()
 
-    def start(self) -> None:
-        """Check the directory, take over what dead epochs of the same server left, register; ready when it returns.
+    @property
+    def store(self) -> CaptureStore:
+        """The capture directory's files.
 
         Raises:
-            CaptureError: The directory is relative, not writable, or has no working locks; or a dead server's log
-                cannot be adopted. Names the path.
+            CaptureError: The records do not go into a directory of this process's own.
         """
-        root = self.store.root
-        try:
-            check_directory(root, self._calls)
-        except StorageError as error:
-            raise CaptureError(str(error)) from error
-        adopt_dead_logs(self.store, self._label, calls=self._calls)
-        open_log = OpenLog(root, f"{self.writer_id}.log", calls=self._calls)
-        registry = WriterRegistry(root, calls=self._calls)
-        try:
-            registry.add(
-                RegisteredWriter(
-                    writer_id=self.writer_id,
-                    server_name=self.server_name,
-                    open_log=open_log.path.name,
-                    url=self.url,
-                    run_token=self.run_token,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                )
-            )
-        except StorageError as error:
-            open_log.close()
-            raise CaptureError(f"{root}: the writer cannot be registered: {error}") from error
-        files = LineFiles(root, calls=self._calls, max_handles=self._max_handles)
-        self._running = _Running(
-            open_log=open_log,
-            registry=registry,
-            files=files,
-            commits=GroupCommit(files, on_done=self._done, threads=self._threads, name="capture"),
-            marks=IncompleteMarks(self.store, on_marked=self._end_in_log),
-        )
+        if not isinstance(self._backend, FileBackend):
+            raise CaptureError(f"{self.place}: there are no capture files")
+        return self._backend.store
+
+    def start(self) -> None:
+        """Check the place, take over what dead epochs of the same server left, register; ready when it returns.
+
+        Raises:
+            CaptureError: The directory is relative, not writable, or has no working locks; the store cannot be written
+                to; or a dead server's log cannot be adopted. Names the place.
+        """
+        identity = WriterIdentity(self.writer_id, self._label, self.server_name, self.url, self.run_token)
+        backend = self._backend.open(identity, on_done=self._done, open_calls=self._index.open_count)
+        self._running = _Running(backend, IncompleteMarks(self._backend, on_marked=self._end_in_log))
 
     def begin(self, rollout_id: str, dialect: str, client_session_id: str | None = None) -> Exchange | None:
         """Open an exchange, before its handler runs; None, logged and counted, when it cannot be captured (A16).
@@ -163,10 +138,10 @@ class CaptureWriter:
         call_id = f"{self._ids.getrandbits(128):032x}"
         self._index.begin(call_id, rollout_id)
         try:
-            running.open_log.begin(call_id, rollout_id)
+            running.backend.open_log.begin(call_id, rollout_id)
         except OSError as error:
             # Without this line a crash in the middle would be silent, so the rollout is marked now.
-            _log.warning("%s: cannot note that call %s of %s began: %s", self.store.root, call_id, rollout_id, error)
+            _log.warning("%s: cannot note that call %s of %s began: %s", self.place, call_id, rollout_id, error)
             running.marks.add(rollout_id, call_id)
         return Exchange(call_id, rollout_id, dialect, self.server_name, time.time(), client_session_id)
 
@@ -179,7 +154,7 @@ class CaptureWriter:
         ticket = Ticket(exchange, self._loop_acks(), self._index, self._encoder)
         future = ticket.acks.expect(ticket)
         try:
-            running.commits.submit(ticket)
+            running.backend.commits.submit(ticket)
         except StorageError as error:
             ticket.failed(error)
             asyncio.get_running_loop().run_in_executor(None, self._done, [ticket])
@@ -206,27 +181,35 @@ class CaptureWriter:
 
         Returns:
             ``{"writer_id", "server_name", "rollouts": {id: {"open": [call id], "recorded": [[call id, file, offset,
-            length]], "incomplete": bool}}}``; ``incomplete`` tells of a mark that may not be on disk yet.
+            length]], "incomplete": bool}}}``; ``incomplete`` tells of a mark that may not be on disk yet. A writer of
+            segments adds ``"last_segment"``, the highest number given out: what was withdrawn is in none above it.
 
         Raises:
             RolloutIdError: An id cannot be a rollout id.
+            CaptureError: It cannot be promised that withdrawn calls are not recorded.
         """
+        running = self._require_running()
+        withdrawn: list[str] = []
         for rollout_id in forget:
             self._index.forget(rollout_id)
             if withdraw_open:
-                self._withdraw(rollout_id)
-        names = {rollout_id: capture_file_name(rollout_id) for rollout_id in rollout_ids}
-        await self._wait_until_closed(names, timeout_s)
-        pending = self._require_running().marks.pending()
+                withdrawn += self._withdraw(rollout_id)
+        if withdrawn:
+            await asyncio.to_thread(running.backend.withdraw, withdrawn)
+        rollout_ids = [check_rollout_id(rollout_id) for rollout_id in rollout_ids]
+        await self._wait_until_closed(rollout_ids, timeout_s)
+        pending = running.marks.pending()
         rollouts = {}
-        for rollout_id, name in names.items():
-            recorded = self._index.recorded_calls(rollout_id, name)
+        for rollout_id in rollout_ids:
+            recorded = self._index.recorded_calls(rollout_id, running.backend.name_of)
             rollouts[rollout_id] = {
                 "open": self._index.open_call_ids(rollout_id),
                 "recorded": [[call.call_id, call.file, call.offset, call.length] for call in recorded],
                 "incomplete": rollout_id in pending,
             }
-        return {"writer_id": self.writer_id, "server_name": self.server_name, "rollouts": rollouts}
+        answer = {"writer_id": self.writer_id, "server_name": self.server_name, "rollouts": rollouts}
+        last = running.backend.last_segment()
+        return answer if last is None else answer | {"last_segment": last}
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Finish what was handed over, mark what cannot be finished, take the writer out of the registry.
@@ -239,19 +222,16 @@ class CaptureWriter:
         self._closing = True
         self._refusals.close()
         deadline = time.monotonic() + timeout_s
-        finished = running.commits.close(timeout_s)
+        finished = running.backend.commits.close(timeout_s)
         for call_id, rollout_id in self._index.open_calls().items():
             running.marks.add(rollout_id, call_id)
         unmarked = running.marks.close(max(1.0, deadline - time.monotonic()))
         if unmarked:
-            _log.error("%s: rollouts that lost records and could not be marked: %s", self.store.root, sorted(unmarked))
+            _log.error("%s: rollouts that lost records and could not be marked: %s", self.place, sorted(unmarked))
         try:
-            running.registry.remove(self.writer_id)
-            running.open_log.close()
+            running.backend.sign_off(finished=finished, marked=not unmarked)
         except OSError as error:
-            _log.warning("%s: writer %s could not be signed off: %s", self.store.root, self.writer_id, error)
-        if finished:
-            running.files.close()
+            _log.warning("%s: writer %s could not be signed off: %s", self.place, self.writer_id, error)
         self._encoder.close()
 
     def _done(self, tickets: Sequence[Ticket]) -> None:
@@ -264,7 +244,7 @@ class CaptureWriter:
         if withdrawn:
             self._tell_withdrawn(tickets)
         self._index.end(
-            [(ticket.exchange.call_id, ticket.exchange.rollout_id, ticket.offset, ticket.length) for ticket in tickets]
+            [(ticket.call_id, ticket.rollout_id, ticket.offset, ticket.length, ticket.part) for ticket in tickets]
         )
         with self._lock:
             self.counts.recorded += recorded
@@ -286,31 +266,37 @@ class CaptureWriter:
     def _mark_failed(self, tickets: Sequence[Ticket]) -> None:
         lost: dict[str, list[str]] = {}
         for ticket in tickets:
-            exchange, path = ticket.exchange, self.store.root / ticket.file_name
+            exchange, path = ticket.exchange, f"{self.place}/{ticket.file_name}"
             _log.warning("%s: call %s could not be recorded: %s", path, exchange.call_id, ticket.error)
             if ticket.wanted():
                 lost.setdefault(exchange.rollout_id, []).append(exchange.call_id)
+        running = self._require_running()
         for rollout_id, call_ids in lost.items():
-            self._require_running().marks.mark(rollout_id, call_ids)
+            if running.backend.marks_first:
+                running.marks.mark(rollout_id, call_ids)
+            else:
+                for call_id in call_ids:
+                    running.marks.add(rollout_id, call_id)
 
     def _tell_withdrawn(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             if ticket.offset is None and ticket.error is None:
                 _log.warning(
                     "%s: call %s ended after its rollout began anew; it is not recorded",
-                    self.store.root / ticket.file_name,
+                    f"{self.place}/{ticket.file_name}",
                     ticket.exchange.call_id,
                 )
 
-    def _withdraw(self, rollout_id: str) -> None:
+    def _withdraw(self, rollout_id: str) -> list[str]:
         running = self._require_running()
         # The index goes first: what it calls withdrawn is neither written nor marked from now on.
-        self._index.withdraw(rollout_id)
+        withdrawn = self._index.withdraw(rollout_id)
         running.marks.drop(rollout_id)
         try:
-            running.open_log.clear(rollout_id)
+            running.backend.open_log.clear(rollout_id)
         except OSError as error:
-            _log.warning("%s: cannot note that %s begins anew: %s", self.store.root, rollout_id, error)
+            _log.warning("%s: cannot note that %s begins anew: %s", self.place, rollout_id, error)
+        return withdrawn
 
     def _timed_out(self, ticket: Ticket) -> None:
         exchange = ticket.exchange
@@ -319,7 +305,7 @@ class CaptureWriter:
         self.telemetry.count(timed_out=1)
         _log.error(
             "%s: call %s took longer than %.3g s to record; its answer is released and the rollout marked incomplete",
-            self.store.root / ticket.file_name,
+            f"{self.place}/{ticket.file_name}",
             exchange.call_id,
             self._timeout_s,
         )
@@ -328,9 +314,9 @@ class CaptureWriter:
 
     def _end_in_log(self, call_ids: list[str]) -> None:
         try:
-            self._require_running().open_log.end(call_ids)
+            self._require_running().backend.open_log.end(call_ids)
         except OSError as error:
-            _log.warning("%s: cannot note that %d calls ended: %s", self.store.root, len(call_ids), error)
+            _log.warning("%s: cannot note that %d calls ended: %s", self.place, len(call_ids), error)
 
     async def _wait_until_closed(self, rollout_ids: Iterable[str], timeout_s: float) -> None:
         changed = asyncio.Event()
@@ -353,15 +339,15 @@ class CaptureWriter:
         self._refusals.say(reason)
 
     def _refuse_late(self, rollout_id: str) -> None:
-        self._refuse(f"{self.store.root}: the capture writer is not running")
+        self._refuse(f"{self.place}: the capture writer is not running")
         try:
-            self.store.mark_incomplete(rollout_id)
+            self._backend.mark_incomplete(rollout_id)
         except CaptureError as error:
             _log.error("%s", error)
 
     def _require_running(self) -> _Running:
         if self._running is None:
-            raise CaptureError(f"{self.store.root}: the capture writer was not started")
+            raise CaptureError(f"{self.place}: the capture writer was not started")
         return self._running
 
     def _loop_acks(self) -> LoopAcks[Ticket]:

@@ -102,7 +102,7 @@ def check_index(writer: CaptureWriter, store: CaptureStore) -> None:
     for number in range(ROLLOUTS):
         path = store.path_for(f"{number}-0")
         content = path.read_bytes() if path.exists() else b""
-        for call in writer._index.recorded_calls(f"{number}-0", path.name):
+        for call in writer._index.recorded_calls(f"{number}-0", lambda rollout_id, _: f"{rollout_id}.capture.jsonl"):
             line = content[call.offset : call.offset + call.length]
             assert line.endswith(b"\n")
             assert json.loads(line)["model_call_id"] == call.call_id

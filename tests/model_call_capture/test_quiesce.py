@@ -46,8 +46,8 @@ def die(writer: CaptureWriter) -> None:
     """Leave a writer's log and registration behind as a killed process would."""
     running = writer._running
     assert running is not None
-    running.open_log._closed = True
-    running.open_log._calls.close(running.open_log._fd)
+    running.backend.open_log._closed = True
+    running.backend.open_log._calls.close(running.backend.open_log._fd)
 
 
 class Asked:
@@ -230,7 +230,7 @@ async def test_a_failed_record_of_an_earlier_attempt_marks_nothing(tmp_path: Pat
     late = begin(writer)
     await writer.quiesce([], 0, ["0-0"])
     assert writer._running is not None
-    writer._running.files._calls = Failing()
+    writer._running.backend.files._calls = Failing()
     await writer.commit(late)
     assert (writer.counts.failed, writer.store.is_incomplete("0-0")) == (1, False)
     writer.close()

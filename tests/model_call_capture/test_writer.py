@@ -56,8 +56,8 @@ def abandon(writer: CaptureWriter) -> None:
     """Leave a writer's log and registration behind as a killed process would: the lock is gone, nothing is ended."""
     running = writer._running
     assert running is not None
-    running.open_log._closed = True
-    running.open_log._calls.close(running.open_log._fd)
+    running.backend.open_log._closed = True
+    running.backend.open_log._calls.close(running.backend.open_log._fd)
 
 
 async def test_commits_are_durable_at_a_power_cut(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""An object store as the place of a writer's records: segments, marks and a registration there, an open log here."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_ray import exact_json
+from gym_ray.capture_location import CaptureLocation
+from gym_ray.errors import CaptureError, StorageError
+from gym_ray.model_call_capture.backends import WriterIdentity
+from gym_ray.model_call_capture.batches import Batches
+from gym_ray.model_call_capture.open_log import OpenLog
+from gym_ray.model_call_capture.registry import encode_writer
+from gym_ray.model_call_capture.segments.adoption import adopt_dead_writers
+from gym_ray.model_call_capture.segments.layout import (
+    LARGEST_SEGMENT_BYTES,
+    MOST_RECORDS,
+    mark_name,
+    own_place,
+    segment_name,
+    writer_name,
+)
+from gym_ray.model_call_capture.segments.writing import SegmentWriting
+from gym_ray.model_call_capture.ticket import Ticket
+from gym_ray.storage.opening import open_store
+from gym_ray.storage.store import SegmentStore
+
+__all__ = ["OpenedSegments", "SegmentBackend", "local_logs"]
+
+
+def local_logs(local_dir: Path, place: str) -> Path:
+    """Return the directory of this machine for the open logs of writers to one place."""
+    return local_dir / "open-logs" / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSegments:
+    """Segments at work for one writer."""
+
+    open_log: OpenLog
+    commits: Batches[Ticket]
+    writing: SegmentWriting
+    stores: tuple[SegmentStore, SegmentStore]
+    writer_id: str
+    marks_first: bool = False  # the open log tells of the call until its mark is durable, and a store may take long
+
+    def name_of(self, rollout_id: str, part: int) -> str:  # noqa: ARG002 - a segment holds many rollouts
+        """Return the name of a segment."""
+        return segment_name(self.writer_id, part)
+
+    def last_segment(self) -> int | None:
+        """Return the highest number that was given out, 0 for none."""
+        return self.writing.last
+
+    def withdraw(self, call_ids: Sequence[str]) -> None:
+        """Do nothing: no segment above :meth:`last_segment` has them, and the others are named when it is cleared."""
+
+    def sign_off(self, *, finished: bool, marked: bool) -> None:
+        """Take the writer out of the registry and give up its log; see the protocol.
+
+        A writer that leaves something unsaid stays registered, so that joins know that its calls are unknown.
+        """
+        store, own = self.stores
+        try:
+            if finished and marked:
+                own.delete(writer_name(self.writer_id))
+        finally:
+            self.open_log.close()
+            if finished:
+                store.close()
+                own.close()
+
+
+class SegmentBackend:
+    """An object store: immutable segments of one writer, each one request for all records that waited.
+
+    Args:
+        store: Where segments and marks go.
+        own: Where the writer is registered.
+        local_dir: Directory of this machine, with locks, that survives the process; the open log goes below it.
+    """
+
+    def __init__(self, store: SegmentStore, own: SegmentStore, *, local_dir: Path) -> None:
+        self._store, self._own = store, own
+        self._logs = local_logs(local_dir, store.place)
+        self.place = store.place
+
+    @classmethod
+    def at(cls, location: CaptureLocation, *, local_dir: Path) -> SegmentBackend:
+        """Return the backend of a place.
+
+        Raises:
+            SettingsError: Nothing that is installed can open the URL, or its client knows an option by another name.
+        """
+        options = location.storage_options
+        store = open_store(location.where, storage_options=options)
+        return cls(store, open_store(own_place(location.where), storage_options=options), local_dir=local_dir)
+
+    def mark_incomplete(self, rollout_id: str) -> None:
+        """Put a mark beside the segments; see the protocol."""
+        try:
+            self._store.publish(mark_name(rollout_id), exact_json.dumps({"marked_at": time.time()}) + b"\n")
+        except StorageError as error:
+            raise CaptureError(f"{self.place}: cannot mark {rollout_id} incomplete: {error}") from error
+
+    def open(
+        self,
+        identity: WriterIdentity,
+        *,
+        on_done: Callable[[Sequence[Ticket]], None],
+        open_calls: Callable[[], int],
+    ) -> OpenedSegments:
+        """Begin to write segments; see the protocol."""
+        try:
+            _ = self._store.exclusive  # a real attempt to write, whose answer is kept
+        except StorageError as error:
+            raise CaptureError(f"{self.place}: captures cannot be written: {error}") from error
+        adopt_dead_writers(self._store, self._own, self._logs, identity.label, marks=self)
+        open_log = OpenLog(self._logs, f"{identity.writer_id}.log")
+        try:
+            self._own.publish(writer_name(identity.writer_id), encode_writer(identity.registration(None)))
+        except StorageError as error:
+            open_log.close()
+            raise CaptureError(f"{self.place}: the writer cannot be registered: {error}") from error
+        writing = SegmentWriting(self._store, identity.writer_id)
+        return OpenedSegments(
+            open_log=open_log,
+            commits=Batches(
+                self.place,
+                writing.send,
+                on_done=on_done,
+                open_calls=open_calls,
+                most_items=MOST_RECORDS,
+                most_bytes=LARGEST_SEGMENT_BYTES,
+            ),
+            writing=writing,
+            stores=(self._store, self._own),
+            writer_id=identity.writer_id,
+        )
