@@ -17,6 +17,7 @@ from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
 from gym_ray.model_call_capture.recovery import clear_rollout
+from gym_ray.model_call_capture.segments.reading import SegmentCaptures
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX, CaptureStore
 
 __all__ = ["Captures", "FileCaptures", "open_captures", "open_existing_captures"]
@@ -180,7 +181,7 @@ def open_captures(location: CaptureLocation) -> Captures:
     """
     if location.directory is not None:
         return FileCaptures(location.directory)
-    raise CaptureError(f"{location}: captures of object stores cannot be read")
+    return SegmentCaptures.of(location)
 
 
 def open_existing_captures(location: CaptureLocation) -> Captures:
