@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import ray
+
 from gym_ray.actors.health import Watched
-from gym_ray.errors import GymRayError
+from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
@@ -13,14 +19,22 @@ __all__ = ["JoinerHost"]
 
 
 class JoinerHost(Watched):
-    """Joins attempts; whatever it acknowledges is in the run's files, so its loss costs nothing but time."""
+    """Joins attempts; whatever it acknowledges is in the run's files, so its loss costs nothing but time.
 
-    def __init__(self, run: RunPlan) -> None:
+    Args:
+        run: The one run whose attempts it joins; None for a joiner of several.
+        plans: Name and namespace of the actor that knows the plans of several runs by their keys: a joiner that lost
+            its process asks it again.
+    """
+
+    def __init__(self, run: RunPlan | None, plans: tuple[str, str] | None = None) -> None:
         super().__init__()
         self._failure: GymRayError | None = None
+        self._plans, self._opening = plans, asyncio.Lock()
+        self._joiners: dict[str | None, Joiner] = {}
         try:
-            delivery = None if run.tokens is None else run.tokens.delivery()
-            self._joiner = Joiner(run.paths, run.captures, tokens=delivery, options=run.join)
+            if run is not None:
+                self._joiners[None] = _joiner(run)
         except GymRayError as error:
             self._failure = error  # raised by the methods: an error of a constructor would lose its type on the way
         self._ready = self._failure is None
@@ -34,12 +48,51 @@ class JoinerHost(Watched):
         if self._failure is not None:
             raise self._failure
 
-    async def join(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome:
-        """Join one attempt; its record is durable when this returns."""
+    async def open_run(self, key: str, plan: RunPlan) -> None:
+        """Open one of several runs; nothing when it is open.
+
+        Raises:
+            GymRayError: The outputs cannot be opened.
+        """
+        async with self._opening:
+            if key not in self._joiners:
+                self._joiners[key] = await asyncio.to_thread(_joiner, plan)
+
+    async def close_run(self, key: str) -> None:
+        """Close the files of one of several runs; call it when none of its joins is in flight. Idempotent."""
+        joiner = self._joiners.pop(key, None)
+        if joiner is not None:
+            await joiner.aclose()
+
+    async def join(
+        self, job: AttemptJob, result: RunResult, request: JoinRequest, run: str | None = None
+    ) -> JoinOutcome:
+        """Join one attempt; its record is durable when this returns.
+
+        A table of training rows stays in the object store: ``token_rows`` is a reference to it.
+        """
         await self.ready()
-        return await self._joiner.join(job, result, request)
+        outcome = await (await self._joiner_of(run)).join(job, result, request)
+        if outcome.token_rows is None:
+            return outcome
+        return replace(outcome, token_rows=ray.put(outcome.token_rows))
+
+    async def _joiner_of(self, run: str | None) -> Joiner:
+        if run not in self._joiners and run is not None and self._plans is not None:
+            name, namespace = self._plans
+            host: Any = ray.get_actor(name, namespace=namespace)
+            await self.open_run(run, await host.plan_of.remote(run))
+        if run not in self._joiners:
+            raise ClusterError(f"run {run!r} is not open in this joiner")
+        return self._joiners[run]
 
     async def close(self) -> None:
         """Close connections and files; idempotent."""
-        if self._failure is None:
-            await self._joiner.aclose()
+        while self._joiners:
+            _, joiner = self._joiners.popitem()
+            await joiner.aclose()
+
+
+def _joiner(run: RunPlan) -> Joiner:
+    delivery = None if run.tokens is None else run.tokens.delivery()
+    return Joiner(run.paths, run.captures, tokens=delivery, options=run.join, token_tables=run.token_tables)

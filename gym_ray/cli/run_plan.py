@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from gym_ray.cli.eval_aggregate import aggregation_options
 from gym_ray.cli.eval_health import check_ids
-from gym_ray.cli.run_rows import row_options
 from gym_ray.errors import SettingsError
-from gym_ray.evidence.build import JoinOptions
-from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ending import EndPlan
+from gym_ray.rollouts.planning import run_plan
 from gym_ray.rollouts.rows.input_rows import read_rows
 from gym_ray.rollouts.run_files.run_resume import can_resume
 from gym_ray.rollouts.run_files.run_start import RunLock
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
-from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 from gym_ray.settings import RunSettings
 
 __all__ = ["check_plan", "end_plan", "plan_of"]
@@ -37,35 +34,8 @@ def plan_of(settings: RunSettings) -> RunPlan:
         if not (settings.resume_from_cache and can_resume(paths)):
             raise SettingsError("command line", "input_jsonl_fpath", "is required", "pass --input ROWS.jsonl")
         source = paths.materialised
-    return RunPlan(
-        paths=paths,
-        source=source.absolute(),
-        options=row_options(settings),
-        settings=_limits(settings),
-        captures=settings.capture_location,
-        tokens=TokenPlan.of(settings),
-        join=JoinOptions(
-            derive_turns=settings.derive_turns,
-            compact=settings.compact_evidence,
-            ignored_checks=check_ids(settings.health_check_ignored_checks, "health_check_ignored_checks"),
-        ),
-        resume=settings.resume_from_cache,
-        salvage=settings.salvage,
-        retry_invalid_judge_responses=settings.retry_invalid_judge_responses,
-        dispatch_longest_first=settings.dispatch_longest_first,
-    )
-
-
-def _limits(settings: RunSettings) -> CollectionSettings:
-    return CollectionSettings(
-        num_samples_in_parallel=settings.num_samples_in_parallel,
-        max_resident_rollout_tasks=settings.max_resident_rollout_tasks,
-        run_timeout_s=settings.run_timeout_s,
-        dispatch_budget_s=settings.dispatch_budget_s,
-        drain_margin_s=settings.drain_margin_s,
-        max_attempts=settings.max_rollout_attempts,
-        retry_terminal_timeouts=settings.retry_terminal_timeouts,
-    )
+    ignored = check_ids(settings.health_check_ignored_checks, "health_check_ignored_checks")
+    return run_plan(settings, paths, source, ignored_checks=ignored)
 
 
 def end_plan(settings: RunSettings) -> EndPlan:

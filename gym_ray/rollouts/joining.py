@@ -27,6 +27,7 @@ from gym_ray.rollouts.run_files.parts_files import publish_parts
 from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
 from gym_ray.rollouts.tokens.token_delivery import FinalizedTokens, TokenDelivery
+from gym_ray.rollouts.tokens.token_tables import built_table
 
 __all__ = ["Joiner"]
 
@@ -44,6 +45,7 @@ class Joiner:
         tokens: Puts exact tokens into the records of agents that take part, None when tokens are not captured; closed
             with the joiner.
         options: How evidence is built.
+        token_tables: Hand the training rows of an attempt on as a table (``JoinOutcome.token_rows``).
 
     Raises:
         StorageError: The outputs cannot be opened.
@@ -59,6 +61,7 @@ class Joiner:
         quiesce_timeout_s: float = 10.0,
         tokens: TokenDelivery | None = None,
         options: JoinOptions | None = None,
+        token_tables: bool = False,
     ) -> None:
         self._outputs, self._facts = RunOutputs(paths), FactsWriter(paths)
         self._options = options or JoinOptions()
@@ -67,7 +70,7 @@ class Joiner:
         self._client = client or httpx.AsyncClient(trust_env=False)
         self._owns_client = client is None
         self._quiesce_timeout_s = quiesce_timeout_s
-        self._tokens = tokens
+        self._tokens, self._token_tables = tokens, token_tables
 
     async def aclose(self) -> None:
         """Close files and connections; call it when no join is in flight."""
@@ -115,7 +118,9 @@ class Joiner:
         outcome = await asyncio.to_thread(self._join_and_append, job, tokens, calls, request.terminal)
         if self._tokens is not None and outcome.written is not None and outcome.written.file == "main":
             await self._tokens.retire(job, tokens)
-        return outcome
+        if not self._token_tables:
+            return outcome
+        return replace(outcome, token_rows=await asyncio.to_thread(built_table, job.rollout_id, tokens.build))
 
     async def _written_calls(self, job: AttemptJob) -> WrittenCalls | None:
         if self._captures is None:

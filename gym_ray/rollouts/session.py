@@ -51,6 +51,7 @@ class RunPlan:
         salvage: At a resume, set damaged lines aside instead of refusing to go on.
         retry_invalid_judge_responses: At a resume, run rows again whose judge gave no valid verdict (D57).
         dispatch_longest_first: At a resume, start rows first that took longest when they failed (D44).
+        token_tables: Joiners hand training rows on as tables, for a training loop that waits for them.
     """
 
     paths: RunPaths
@@ -64,6 +65,7 @@ class RunPlan:
     salvage: bool = False
     retry_invalid_judge_responses: bool = False
     dispatch_longest_first: bool = False
+    token_tables: bool = False
 
     @property
     def capture_places(self) -> list[CaptureLocation]:

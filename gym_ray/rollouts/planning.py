@@ -1,15 +1,64 @@
-"""How the settings of a run say which rows it takes and who runs them (D7 to D17)."""
+"""What a run is told, taken from its settings: its rows and who runs them (D7 to D17), its limits, its evidence."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gym_ray.evidence.build import JoinOptions
+from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.rows.prompts import read_prompt_config
 from gym_ray.rollouts.rows.skills import describe_skills
+from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.session import RunPlan
+from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 from gym_ray.settings import RunSettings
 
-__all__ = ["row_options"]
+__all__ = ["limits_of", "row_options", "run_plan"]
+
+
+def run_plan(
+    settings: RunSettings, paths: RunPaths, source: Path, *, ignored_checks: frozenset[str] = frozenset()
+) -> RunPlan:
+    """Return the run that the settings ask for.
+
+    Args:
+        settings: The settings.
+        paths: Where the run writes.
+        source: The input file.
+        ignored_checks: Ids of checks of health that do not count.
+
+    Raises:
+        SettingsError: The prompt's file or the directory of skills cannot be used.
+    """
+    return RunPlan(
+        paths=paths,
+        source=source.absolute(),
+        options=row_options(settings),
+        settings=limits_of(settings),
+        captures=settings.capture_location,
+        tokens=TokenPlan.of(settings),
+        join=JoinOptions(
+            derive_turns=settings.derive_turns, compact=settings.compact_evidence, ignored_checks=ignored_checks
+        ),
+        resume=settings.resume_from_cache,
+        salvage=settings.salvage,
+        retry_invalid_judge_responses=settings.retry_invalid_judge_responses,
+        dispatch_longest_first=settings.dispatch_longest_first,
+    )
+
+
+def limits_of(settings: RunSettings) -> CollectionSettings:
+    """Return how the settings want a run driven."""
+    return CollectionSettings(
+        num_samples_in_parallel=settings.num_samples_in_parallel,
+        max_resident_rollout_tasks=settings.max_resident_rollout_tasks,
+        run_timeout_s=settings.run_timeout_s,
+        dispatch_budget_s=settings.dispatch_budget_s,
+        drain_margin_s=settings.drain_margin_s,
+        max_attempts=settings.max_rollout_attempts,
+        retry_terminal_timeouts=settings.retry_terminal_timeouts,
+    )
 
 
 def row_options(settings: RunSettings) -> RowOptions:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gym_ray.cli.run_rows import row_options
 from gym_ray.errors import SettingsError
+from gym_ray.rollouts.planning import row_options
 from gym_ray.rollouts.rows.prompts import PromptTemplate
 from gym_ray.settings import RunSettings, load_settings, server_config_paths
 
