@@ -17,7 +17,11 @@ from gym_ray.cli.captures_verify import verify
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
+from gym_ray.cli.eval_logs import job_logs
 from gym_ray.cli.eval_rejoin import rejoin_run
+from gym_ray.cli.eval_status import job_status
+from gym_ray.cli.eval_stop import stop_job
+from gym_ray.cli.eval_submit import submit_job
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.cli.staging import staging_app
 from gym_ray.errors import GymRayError
@@ -38,6 +42,10 @@ app.add_typer(env_app, name="env")
 eval_app.command("aggregate")(aggregate_runs)
 eval_app.command("health")(health)
 eval_app.command("rejoin")(rejoin_run)
+eval_app.command("submit", context_settings={"allow_extra_args": True})(submit_job)
+eval_app.command("status")(job_status)
+eval_app.command("logs")(job_logs)
+eval_app.command("stop")(stop_job)
 app.add_typer(eval_app, name="eval")
 captures_app.command("tokens")(tokens)
 captures_app.command("verify")(verify)

@@ -1,0 +1,53 @@
+"""Reads the log of a benchmark's driver as it grows, on storage that may show it late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gym_ray.errors import StorageError
+
+__all__ = ["LogTail"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+class LogTail:
+    """What of a growing file has not been read yet. The file need not exist yet; one that shrank is begun anew.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, b""
+
+    def lines(self, *, last: bool = False) -> Iterator[str]:
+        """Give the lines that came since the last time.
+
+        Args:
+            last: Nothing more will come: what follows the last line feed is a line, too.
+
+        Raises:
+            StorageError: The file cannot be read.
+        """
+        while chunk := self._chunk():
+            *whole, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if last and self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest.decode(errors="replace")
+
+    def _chunk(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset, self._rest = 0, b""
+                file.seek(self._offset)
+                chunk = file.read(_CHUNK_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot be read: {error.strerror or error}") from error
+        self._offset += len(chunk)
+        return chunk
