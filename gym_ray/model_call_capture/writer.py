@@ -91,7 +91,8 @@ class CaptureWriter:
         self._index = CallIndex()
         self._acks: dict[asyncio.AbstractEventLoop, LoopAcks[Ticket]] = {}
         self._quiesce_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._label = log_name(server_name or "unnamed", "").removesuffix("-.log")
+        label = log_name(server_name or "unnamed", "").removesuffix("-.log")
+        self._label = f"_{label}" if label.startswith(".") else label  # no store has names that begin with a dot
         self.writer_id = f"{self._label}-{secrets.token_hex(8)}"
         self._running: _Running | None = None
         self._closing = False
