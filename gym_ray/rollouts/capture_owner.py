@@ -21,6 +21,7 @@ from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
 from gym_ray.model_call_capture.registry import OWN_DIRECTORY
 from gym_ray.rollouts.run_files.lock_wait import lock_in_time
+from gym_ray.rollouts.store_claim import StoreClaim
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.posix import OWNER_ONLY, OWNER_ONLY_DIRECTORY, make_directory
 
@@ -32,7 +33,7 @@ _ATTEMPT = re.compile(r"-a[1-9][0-9]*\Z")
 
 
 class CaptureOwner:
-    """A run's claim on its rollout ids in a capture directory, held until :meth:`close` or the end of the process.
+    """A run's claim on its rollout ids in a place of captures, held until :meth:`close` or the end of the process.
 
     Args:
         location: Place of captures; a directory is created where it is missing.
@@ -40,14 +41,36 @@ class CaptureOwner:
         output: The run's main output, named in the message that another run gets.
 
     Raises:
-        StorageError: A live run has one of the ids; the message names its output, the id and the remedy. Or the
-            directory cannot be written or locked.
+        StorageError: A live run has one of the ids; the message names its output, the id and the remedy. Or the place
+            cannot be written, or a directory not locked.
     """
 
     def __init__(self, location: CaptureLocation, rollout_ids: Iterable[str], output: Path) -> None:
-        root = location.directory
-        if root is None:
-            raise StorageError(f"{location}: rollout ids cannot be claimed in an object store")
+        base_ids = (_ATTEMPT.sub("", rollout_id) for rollout_id in rollout_ids)
+        self._claim: _DirectoryClaim | StoreClaim
+        if location.directory is not None:
+            self._claim = _DirectoryClaim(location.directory, base_ids, output)
+        else:
+            self._claim = StoreClaim(location, base_ids, output)
+
+    def close(self) -> None:
+        """Give the ids back; idempotent."""
+        self._claim.close()
+
+
+class _DirectoryClaim:
+    """A claim in a directory, which ends with the lock on its file.
+
+    Args:
+        root: The directory.
+        rollout_ids: Base ids, without attempts.
+        output: The run's main output.
+
+    Raises:
+        StorageError: A live run has one of the ids, or the directory cannot be written or locked.
+    """
+
+    def __init__(self, root: Path, rollout_ids: Iterable[str], output: Path) -> None:
         self._directory = root / _DIRECTORY
         self._path = self._directory / f"{uuid.uuid4().hex}.ids"
         self._file: BinaryIO | None = None
@@ -94,7 +117,7 @@ class CaptureOwner:
         return living
 
     def _claim(self, rollout_ids: Iterable[str], output: Path) -> None:
-        lines: Iterable[bytes] = (_ATTEMPT.sub("", rollout_id).encode() + b"\n" for rollout_id in rollout_ids)
+        lines: Iterable[bytes] = (rollout_id.encode() + b"\n" for rollout_id in rollout_ids)
         if others := self._others():
             lines = set(lines)  # held in memory only where there is somebody to compare with
             for other in others:
