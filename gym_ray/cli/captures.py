@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,45 +13,45 @@ from rich.markup import escape
 from rich.table import Table
 
 from gym_ray import exact_json
+from gym_ray.cli.capture_places import CapturePlace, StorageOptions, opened_captures
 from gym_ray.errors import CaptureError, RolloutIdError
-from gym_ray.model_call_capture import CaptureStore, ModelCallRecord
+from gym_ray.model_call_capture import ModelCallRecord
 from gym_ray.model_call_capture.attachment import build_attachment
+from gym_ray.model_call_capture.captures import Captures
+from gym_ray.model_call_capture.lines import parse_lines
 from gym_ray.model_call_capture.quirk_flags import quirk_flags
 from gym_ray.model_call_capture.records import aggregate_model_call_records, build_records
-from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX
 
 __all__ = ["captures_app"]
 
 captures_app = typer.Typer(help="Look at captured model calls.", no_args_is_help=True)
 
-Directory = Annotated[Path, typer.Argument(help="Capture directory.", metavar="DIR")]
-
-
-def _open(directory: Path) -> CaptureStore:
-    if not directory.is_dir():
-        raise CaptureError(f"{directory}: not a directory; name the model_call_capture_dir of a run")
-    return CaptureStore(directory)
-
 
 @captures_app.command("ls")
-def ls(directory: Directory) -> None:
-    """List the rollouts of a capture directory with their calls, tokens, state, and what is odd about their calls."""
-    store = _open(directory)
-    files = {path.name.removesuffix(CAPTURE_SUFFIX) for path in directory.glob(f"*{CAPTURE_SUFFIX}")}
-    marked = {path.name.removesuffix(INCOMPLETE_SUFFIX) for path in directory.glob(f"*{INCOMPLETE_SUFFIX}")}
+def ls(place: CapturePlace, storage_options: StorageOptions = None) -> None:
+    """List the rollouts of a place with their calls, tokens, state, and what is odd about their calls."""
+    with opened_captures(place, storage_options) as captures:
+        _list(captures, place)
+
+
+def _list(captures: Captures, place: str) -> None:
     table = Table("rollout", "calls", "failed", "tokens in", "tokens out", "latency", "state", "flags", box=None)
     for name in ("calls", "failed", "tokens in", "tokens out", "latency"):
         next(column for column in table.columns if column.header == name).justify = "right"
-    for rollout_id in sorted(files | marked, key=_natural):
+    for rollout_id in sorted(captures.rollout_ids(), key=_natural):
         try:
-            exchanges, unreadable = store.read_available(rollout_id)
-        except (CaptureError, RolloutIdError) as error:
-            table.add_row(escape(rollout_id), "?", "?", "?", "?", "?", escape(str(error)))
+            snapshot = captures.snapshot(rollout_id, None)
+            problem = snapshot.error
+        except RolloutIdError as error:
+            problem = str(error)
+        if problem is not None:
+            table.add_row(escape(rollout_id), "?", "?", "?", "?", "?", escape(problem))
             continue
+        exchanges, unreadable = parse_lines(snapshot.data or b"")
         calls, unbuildable = build_records(exchanges)
         totals = aggregate_model_call_records(calls)
         failed = sum(1 for call in calls if call.error_category is not None)
-        state = _state(rollout_id in marked, unreadable + unbuildable, len(calls))
+        state = _state(snapshot.incomplete, unreadable + unbuildable, len(calls))
         table.add_row(
             escape(rollout_id),
             str(len(calls)),
@@ -63,26 +62,29 @@ def ls(directory: Directory) -> None:
             state,
             _counted(flag for _, exchange in exchanges for flag in quirk_flags(exchange)),
         )
-    Console().print(table if table.row_count else f"{escape(str(directory))}: no captures")
+    Console().print(table if table.row_count else f"{escape(place)}: no captures")
 
 
 @captures_app.command("show")
 def show(
-    directory: Directory,
+    place: CapturePlace,
     rollout_id: Annotated[str, typer.Argument(help="Rollout id, such as 0-0 or 3-1-a1.")],
     raw: Annotated[bool, typer.Option("--raw", help="Print the stored lines as they are.")] = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Show the model calls of one rollout: request, answer, tokens, latency, errors, and what is missing."""
-    store = _open(directory)
-    path = store.path_for(rollout_id)
-    if not path.exists() and not store.is_incomplete(rollout_id):
-        raise CaptureError(f"{path}: no capture of rollout {rollout_id}; `gym-ray captures ls {directory}` lists them")
-    snapshot = store.snapshot(rollout_id)
+    with opened_captures(place, storage_options) as captures:
+        snapshot = captures.snapshot(rollout_id, None)
+        shown = captures.place
+    if snapshot.error is None and snapshot.data is None and not snapshot.incomplete:
+        raise CaptureError(f"{shown}: no capture of rollout {rollout_id}; `gym-ray captures ls {shown}` lists them")
     if raw:
         sys.stdout.buffer.write(snapshot.data or b"")
         return
     console = Console(highlight=False)
-    exchanges, _ = store.read_available(rollout_id)
+    if snapshot.error is not None:
+        raise CaptureError(snapshot.error)
+    exchanges, _ = parse_lines(snapshot.data or b"")
     flags = {index: quirk_flags(exchange) for index, exchange in exchanges}
     for call in build_records(exchanges)[0]:
         _print_call(console, call, flags[call.call_index])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +11,11 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from gym_ray import exact_json
+from gym_ray.cli.capture_places import CapturePlace, StorageOptions, capture_location
+from gym_ray.model_call_capture.capture_verification import CaptureVerification
 from gym_ray.model_call_capture.findings import CaptureFinding
-from gym_ray.model_call_capture.verification import CaptureVerification, verify_captures
+from gym_ray.model_call_capture.segments.verification import verify_segments
+from gym_ray.model_call_capture.verification import verify_captures
 
 __all__ = ["verify"]
 
@@ -22,14 +24,17 @@ _FOUND = 3
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="Capture directory.", metavar="DIR")],
+    place: CapturePlace,
+    storage_options: StorageOptions = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check every capture file, marker and open log: damage, repeated calls, lost calls, permissions.
+    """Check every capture file, segment, marker and open log: damage, repeated calls, lost calls, permissions.
 
     Each finding says where it is and what to do. Nothing is changed. Exit code 3 when there are errors, 0 else.
     """
-    verification = verify_captures(directory)
+    location = capture_location(place, storage_options)
+    directory = location.directory
+    verification = verify_segments(location) if directory is None else verify_captures(directory)
     if as_json:
         typer.echo(exact_json.dumps(_document(verification)))
     else:

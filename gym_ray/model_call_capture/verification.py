@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
-from gym_ray.model_call_capture.findings import CaptureFinding, Findings
+from gym_ray.model_call_capture.capture_verification import CaptureVerification
+from gym_ray.model_call_capture.findings import Findings
 from gym_ray.model_call_capture.open_log import OPEN_LOGS, is_living, list_logs, log_path, take_dead
 from gym_ray.model_call_capture.registry import OWN_DIRECTORY, WriterRegistry, writers_directory
 from gym_ray.model_call_capture.repeated_ids import RepeatedIds
@@ -27,35 +27,6 @@ _OURS = (OPEN_LOGS, OWN_DIRECTORY)
 _TOKENS = ".tokens."
 _OTHERS = 0o077
 _REPEATED_SHOWN = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureVerification:
-    """What a capture directory holds, and what is wrong with it.
-
-    Attributes:
-        directory: The directory.
-        files: Capture files.
-        empty_files: Those without a line: cleared, or of rollouts that made no call.
-        lines: Lines that are not blank.
-        calls: Lines that are call records.
-        size: Bytes of the capture files.
-        markers: Rollouts that are marked as having lost a record.
-        errors: How many findings are errors.
-        warnings: How many are warnings.
-        findings: The findings by file and line; of a kind that fills a file, the first ones.
-    """
-
-    directory: Path
-    files: int
-    empty_files: int
-    lines: int
-    calls: int
-    size: int
-    markers: int
-    errors: int
-    warnings: int
-    findings: tuple[CaptureFinding, ...]
 
 
 def verify_captures(directory: Path) -> CaptureVerification:
