@@ -10,16 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from gym_ray.errors import MaskLimitExceededError, StorageError
 from gym_ray.pace import Pace
 from gym_ray.rollouts.attempts.attempt_flow import AttemptFlow, Finished
-from gym_ray.rollouts.attempts.ledger import Ledger, SlotFree, StartAttempt, State, StopRequested
+from gym_ray.rollouts.attempts.ledger import (
+    Ledger,
+    PauseRequested,
+    RequeueRequested,
+    ResumeRequested,
+    SlotFree,
+    StartAttempt,
+    State,
+    StopRequested,
+)
+from gym_ray.rollouts.attempts.slots import Slots
+from gym_ray.rollouts.attempts.waiters import Waiters
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.metrics import RunMetrics
-from gym_ray.rollouts.ports import RolloutPort
+from gym_ray.rollouts.ports import Placement, RolloutPort
 from gym_ray.rollouts.row_states.run_state import RunState
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_files.ledger_log import LedgerLog
@@ -49,6 +60,9 @@ class Progress:
         oldest_unjoined_s: How long the oldest attempt that has ended waits for its record to be durable; None without
             one (D167).
         join_lag_p90_ms: The p90 of that wait over all attempts that are stored; None before the first.
+        starting: Those of ``running`` that are not with a worker yet.
+        paused: Nothing starts until a resume.
+        stopped: Nothing more starts in this run.
     """
 
     rows: int
@@ -63,6 +77,9 @@ class Progress:
     retries: int
     oldest_unjoined_s: float | None = None
     join_lag_p90_ms: float | None = None
+    starting: int = 0
+    paused: bool = False
+    stopped: bool = False
 
     @property
     def complete(self) -> bool:
@@ -113,14 +130,20 @@ class Collection:
             retry_terminal_timeouts=self._settings.retry_terminal_timeouts,
         )
         self.metrics = RunMetrics()
-        runs_at_once = self._settings.num_samples_in_parallel or port.capacity
-        self._residents = min(self._settings.max_resident_rollout_tasks or 2 * runs_at_once, max(1, len(rows)))
-        self._pace, slots = Pace(), asyncio.Semaphore(runs_at_once)
-        self._flow = AttemptFlow(rows, outputs, log, port, self._ledger, self._settings, slots, self._pace)
-        self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._residents)
-        self._idle = asyncio.Condition()
+        self._pace, self._slots = Pace(), Slots(self._runs_at_once())
+        self._flow = AttemptFlow(rows, outputs, log, port, self._ledger, self._settings, self._slots, self._pace)
+        self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._wanted())
+        self._idle = Waiters()
+        self._residents: set[asyncio.Task[None]] = set()
         self._fatal: Exception | None = None
-        self._begun = False
+        self._begun = self._over = False
+
+    def _runs_at_once(self) -> int:
+        return self._settings.num_samples_in_parallel or self._port.capacity
+
+    def _wanted(self) -> int:
+        """Return how many attempts are in hand at once."""
+        return min(self._settings.max_resident_rollout_tasks or 2 * self._slots.places, max(1, len(self._rows)))
 
     async def run(self) -> Progress:
         """Run to the end and return where it stands then; see :meth:`finished`.
@@ -147,20 +170,79 @@ class Collection:
         if self._begun:
             raise RuntimeError("a collection runs once")
         self._begun = True
-        residents = [asyncio.create_task(self._reside()) for _ in range(self._residents)]
-        end = asyncio.create_task(self._tell_end(residents))
+        self._fill()
         try:
-            while (item := await self._queue.get()) is not None:
-                yield item
+            while not self._over:
+                item = await self._queue.get()
+                if item is not None:
+                    yield item
+                self._over = self._ends()
         finally:
-            await self._drain(residents, end)
+            self._over = True
+            await self._drain()
         if self._fatal is not None:
             raise self._fatal
 
     def stop(self) -> None:
         """Start nothing more and cancel what runs; what has ended is still stored. Safe to repeat."""
-        self._ledger.handle(StopRequested())
+        self.drain()
         self._flow.stop()
+
+    def drain(self) -> None:
+        """Start nothing more in this run; it ends when what runs has ended, and the rest is unfinished work."""
+        self._ledger.handle(StopRequested())
+        self._idle.wake_all()
+
+    def pause(self) -> None:
+        """Start nothing until :meth:`resume`; what runs goes on. A run with nothing left to start ends all the same."""
+        self._ledger.handle(PauseRequested())
+
+    def resume(self) -> None:
+        """Start attempts again; safe without a pause."""
+        self._ledger.handle(ResumeRequested())
+        self._idle.wake_all()
+
+    def cancel(self, rollout_ids: Iterable[str] | None = None) -> dict[str, bool]:
+        """End single attempts, all that are started or run for None; they leave no record, and a frame in the ledger.
+
+        Returns:
+            For each id whether its attempt is being ended. False: it waits for its turn, has ended, or is unknown;
+            nothing was changed for it.
+        """
+        ids = self._flow.in_hand() if rollout_ids is None else list(rollout_ids)
+        return {rollout_id: self._flow.cancel(rollout_id) for rollout_id in ids}
+
+    def requeue(self, ordinals: Iterable[int] | None = None) -> dict[int, str | None]:
+        """Give failed, given-up or cancelled rows another attempt in this run; all that failed for None.
+
+        Returns:
+            For each row None when it will run again, or why it will not.
+        """
+        rows = list(self._ledger.ordinals(State.FAILED) if ordinals is None else dict.fromkeys(ordinals))
+        answers = {ordinal: self._refuses(ordinal) for ordinal in rows}
+        for ordinal, reason in answers.items():
+            if reason is None:
+                self._ledger.handle(RequeueRequested(ordinal))
+        if self._begun and None in answers.values():
+            self._fill()
+        return answers
+
+    def _refuses(self, ordinal: int) -> str | None:
+        if self._over:
+            return "the run is over; resume it"
+        if not 0 <= ordinal < len(self._ledger):
+            return f"there is no such row; the run has {len(self._ledger)}"
+        return self._ledger.refuses(ordinal)
+
+    def resize(self) -> None:
+        """Run as many at once as the workers can take now, unless a setting says how many; nothing is cancelled."""
+        self._slots.resize(self._runs_at_once())
+        if self._begun and not self._over:
+            self._fill()
+
+    def placements(self) -> Sequence[Placement]:
+        """Return where each attempt runs that runs now, oldest first."""
+        return self._port.placements()
 
     def progress(self) -> Progress:
         """Return where the run stands, in constant time."""
@@ -178,23 +260,46 @@ class Collection:
             retries=self._ledger.retries,
             oldest_unjoined_s=lag.oldest_s(),
             join_lag_p90_ms=lag.p90_ms(),
+            starting=count(State.STARTING),
+            paused=self._ledger.paused,
+            stopped=self._ledger.stopped,
         )
 
-    async def _tell_end(self, residents: list[asyncio.Task[None]]) -> None:
-        await asyncio.wait(residents)
-        await self._queue.put(None)
+    def _fill(self) -> None:
+        """Have as many residents as are wanted; those that are too many leave when their attempt is over."""
+        while len(self._residents) < self._wanted():
+            task = asyncio.create_task(self._reside())
+            self._residents.add(task)
+            task.add_done_callback(self._left)
+        self._idle.wake_all()
 
-    async def _drain(self, residents: list[asyncio.Task[None]], end: asyncio.Task[None]) -> None:
-        if not all(task.done() for task in residents):
+    def _left(self, resident: asyncio.Task[None]) -> None:
+        self._residents.discard(resident)
+        error = None if resident.cancelled() else resident.exception()
+        if isinstance(error, Exception) and self._fatal is None:
+            self._fatal = error
+        if self._residents:
+            return
+        if not self._ledger.finished and not self._over and self._fatal is None:
+            self._fill()  # a row was asked for again while the last ones left
+        elif not self._queue.full():
+            self._queue.put_nowait(None)  # whoever listens looks whether this is the end; with more to read it will
+
+    def _ends(self) -> bool:
+        return not self._residents and self._queue.empty() and (self._ledger.finished or self._fatal is not None)
+
+    async def _drain(self) -> None:
+        if self._residents:
             self.stop()
-        # Nobody listens any more: each resident has at most one attempt left to tell of, and the queue a place for it.
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        for result in await asyncio.gather(*residents, return_exceptions=True):
-            if isinstance(result, Exception) and self._fatal is None:
-                self._fatal = result
-        end.cancel()
-        await asyncio.gather(end, return_exceptions=True)
+        discarding = asyncio.create_task(self._discard())  # nobody listens any more
+        while self._residents:
+            await asyncio.wait(set(self._residents))
+        discarding.cancel()
+        await asyncio.wait({discarding})
+
+    async def _discard(self) -> None:
+        while True:
+            await self._queue.get()
 
     async def _reside(self) -> None:
         """Take one attempt after the other through its life until nothing is left to do."""
@@ -232,18 +337,18 @@ class Collection:
 
     async def _next(self) -> StartAttempt | None:
         await self._pace.turn()
-        async with self._idle:
-            while True:
-                for instruction in self._ledger.handle(SlotFree()):
-                    if isinstance(instruction, StartAttempt):
-                        if self._ledger.waiting:
-                            self._idle.notify()  # one wakes the next, so that waiting tries find everybody awake
-                        return instruction
-                if self._ledger.finished:
-                    self._idle.notify_all()
-                    return None
-                # An attempt in flight may yet become a retry, or a retry waits until it may run.
-                await self._idle.wait()
+        while len(self._residents) <= self._wanted():
+            for instruction in self._ledger.handle(SlotFree()):
+                if isinstance(instruction, StartAttempt):
+                    if self._ledger.waiting:
+                        self._idle.wake_one()  # one wakes the next, so that waiting tries find everybody awake
+                    return instruction
+            if self._ledger.finished:
+                break
+            # An attempt in flight may yet become a retry, or a retry waits until it may run, or the run is paused.
+            await self._idle.wait()
+        self._idle.wake_all()
+        return None
 
     def _end_with(self, error: Exception, start: StartAttempt) -> None:
         self._flow.abandon(start)

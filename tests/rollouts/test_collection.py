@@ -15,6 +15,7 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.pace import Pace
 from gym_ray.rollouts.attempts.attempt_flow import AttemptFlow
 from gym_ray.rollouts.attempts.ledger import Ledger, SlotFree, StartAttempt
+from gym_ray.rollouts.attempts.slots import Slots
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.ports import AttemptJob, JoinRequest, Lost
 from gym_ray.rollouts.run_files.frames import FrameKind, read_frames
@@ -329,7 +330,7 @@ async def test_an_attempt_that_is_abandoned_takes_its_run_with_it(make_run: Any)
     run = make_run(1)
     port = FakePort(run.outputs, hang)
     ledger = Ledger(1)
-    flow = AttemptFlow(run.rows, run.outputs, run.log, port, ledger, CollectionSettings(), asyncio.Semaphore(1), Pace())
+    flow = AttemptFlow(run.rows, run.outputs, run.log, port, ledger, CollectionSettings(), Slots(1), Pace())
     (start,) = ledger.handle(SlotFree())
     assert isinstance(start, StartAttempt)
     task = asyncio.create_task(flow.follow(start))

@@ -17,7 +17,10 @@ __all__ = [
     "Join",
     "JoinFailed",
     "Joined",
+    "PauseRequested",
     "ReplyLost",
+    "RequeueRequested",
+    "ResumeRequested",
     "RunEnded",
     "SlotFree",
     "StartAttempt",
@@ -53,6 +56,23 @@ class SlotFree:
 @dataclass(frozen=True, slots=True)
 class StopRequested:
     """Start nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Start nothing until a resume; what runs goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Start attempts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueRequested:
+    """Give a row that failed, was given up or was cancelled another attempt in this run, whatever its budget says."""
+
+    ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +119,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A stop came before the attempt was made durable as started: its row is as if nobody had taken it."""
+    """A stop or a pause came before the attempt was durable as started: its row is as if nobody had taken it."""
 
     ordinal: int
     attempt: int
@@ -150,5 +170,5 @@ class Finish:
 
 
 AttemptEvent = Dispatched | RunEnded | WorkerLost | ReplyLost | Cancelled | Withdrawn | Joined | JoinFailed
-Event = SlotFree | StopRequested | AttemptEvent
+Event = SlotFree | StopRequested | PauseRequested | ResumeRequested | RequeueRequested | AttemptEvent
 Instruction = StartAttempt | Join | Finish

@@ -38,6 +38,7 @@ from gym_ray.rollouts.attempts.ledger import (
     Withdrawn,
     WorkerLost,
 )
+from gym_ray.rollouts.attempts.slots import Slots
 from gym_ray.rollouts.collection_settings import CollectionSettings
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle, RolloutPort
 from gym_ray.rollouts.row_states.retry_rules import INVALID_ROW
@@ -95,12 +96,14 @@ class AttemptFlow:
         port: RolloutPort,
         ledger: Ledger,
         settings: CollectionSettings,
-        slots: asyncio.Semaphore,
+        slots: Slots,
         pace: Pace,
     ) -> None:
         self._rows, self._outputs, self._log, self._port = rows, outputs, log, port
         self._ledger, self._settings, self._slots = ledger, settings, slots
-        self._runs: set[asyncio.Task[ReplyHandle | Lost]] = set()
+        self._runs: dict[str, asyncio.Task[ReplyHandle | Lost]] = {}
+        self._starting: set[str] = set()
+        self._cancelled: set[str] = set()
         self._stopping = False
         self._clock = time.monotonic
         self._pace = pace
@@ -111,8 +114,25 @@ class AttemptFlow:
     def stop(self) -> None:
         """Cancel what runs and dispatch nothing more; safe to repeat."""
         self._stopping = True
-        for task in self._runs:
+        for task in self._runs.values():
             task.cancel()
+
+    def in_hand(self) -> list[str]:
+        """Return the rollout ids of the attempts that :meth:`cancel` could end now."""
+        return [*self._starting, *self._runs]
+
+    def cancel(self, rollout_id: str) -> bool:
+        """End one attempt: its run is cancelled, or never begins where it is still being started.
+
+        Returns:
+            False when there is nothing to end: it has not been taken up, or has ended and is being stored. A reply
+            that comes at this very moment is stored all the same.
+        """
+        if rollout_id in self._starting:
+            self._cancelled.add(rollout_id)
+            return True
+        task = self._runs.get(rollout_id)
+        return task is not None and task.cancel()
 
     async def follow(self, start: StartAttempt) -> Finished | None:
         """Take an attempt to its end. A row that is damaged ends as a recorded failure like any other.
@@ -130,11 +150,10 @@ class AttemptFlow:
         async with self._slots:
             if not self._stopping and self._budget.spent():
                 self._ledger.handle(StopRequested())  # what runs goes on; nothing more starts
-            if self._ledger.stopped:
+            if self._ledger.stopped or self._ledger.paused:
                 self._ledger.handle(Withdrawn(start.ordinal, start.attempt))
                 return None
-            job, never_ran = await self._ready(start)
-            ended = never_ran or await self._run(job)
+            job, ended, never_ran = await self._run_once(start)
         if ended is None:
             await self._log.append(FrameKind.CANCELLED, job.ordinal, job.attempt, job.rollout_id)
             self._ledger.handle(Cancelled(job.ordinal, job.attempt))
@@ -143,19 +162,31 @@ class AttemptFlow:
             await self._pace.turn()
             return await self._join(job, ended, attach_capture=never_ran is None)
 
-    async def _ready(self, start: StartAttempt) -> tuple[AttemptJob, RunResult | None]:
-        """Read the row, make the attempt durable as started, clear its capture; with a result when it cannot run."""
+    async def _run_once(self, start: StartAttempt) -> tuple[AttemptJob, _Ended | None, RunResult | None]:
+        """Start an attempt and run it: the job, how it ended (None: cancelled), and the result of one that cannot run.
+
+        From the moment at which its id is known until its run is over, somebody may cancel it.
+        """
         try:
             job = await self._job(start)
         except InputError as error:
             _log.error("row %d is not run: %s", start.ordinal, error)
             job, never_ran = _invalid(start, error)
             await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
-            return job, never_ran
-        await self._pace.turn()
-        await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
-        await self._pace.turn()
-        return job, await self._clear(job)
+            return job, never_ran, never_ran
+        self._starting.add(job.rollout_id)
+        try:
+            await self._pace.turn()
+            await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
+            await self._pace.turn()
+            not_cleared = await self._clear(job)
+            cancelled = job.rollout_id in self._cancelled
+        finally:
+            self._starting.discard(job.rollout_id)
+            self._cancelled.discard(job.rollout_id)
+        if cancelled:
+            return job, None, None
+        return job, not_cleared or await self._run(job), not_cleared
 
     def abandon(self, start: StartAttempt) -> None:
         """Note that :meth:`follow` raised: the attempt stays unfinished work."""
@@ -182,13 +213,13 @@ class AttemptFlow:
             return RunResult(None, RunFailure("agent_request_failed", type(error).__name__, message), 0.0)
         return None
 
-    async def _run(self, job: AttemptJob) -> ReplyHandle | RunResult | _LostRun | None:
+    async def _run(self, job: AttemptJob) -> _Ended | None:
         if self._stopping:
             return None
         self._ledger.handle(Dispatched(job.ordinal, job.attempt))
         begun = self._clock()
         task = asyncio.ensure_future(self._port.run(job))
-        self._runs.add(task)
+        self._runs[job.rollout_id] = task
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -196,7 +227,7 @@ class AttemptFlow:
             await asyncio.wait({task})
             raise
         finally:
-            self._runs.discard(task)
+            del self._runs[job.rollout_id]
         if task.cancelled():
             return None
         latency_ms = (self._clock() - begun) * 1000
@@ -210,9 +241,7 @@ class AttemptFlow:
         ended = task.result()
         return _LostRun(ended, latency_ms) if isinstance(ended, Lost) else ended
 
-    async def _join(
-        self, job: AttemptJob, ended: ReplyHandle | RunResult | _LostRun, *, attach_capture: bool
-    ) -> Finished:
+    async def _join(self, job: AttemptJob, ended: _Ended, *, attach_capture: bool) -> Finished:
         if isinstance(ended, _LostRun):
             event = WorkerLost(job.ordinal, job.attempt, ended.lost.failure_class)
             terminal = _join_of(self._ledger.handle(event)).terminal
@@ -251,6 +280,9 @@ class AttemptFlow:
 class _LostRun:
     lost: Lost
     latency_ms: float
+
+
+_Ended = ReplyHandle | RunResult | _LostRun
 
 
 def _invalid(start: StartAttempt, error: InputError) -> tuple[AttemptJob, RunResult]:

@@ -12,14 +12,16 @@ Touch its state through :meth:`Ledger.handle` alone. Each row costs three bytes 
     pending -> starting -> running -> joining -> done | failed | unstored | unrecorded
        ^           |          |          |
        |           v          v          v
-       +------- cancelled (in this run for ever; a later run may take it up) / a retry goes back to pending
+       +------- cancelled (until somebody asks for another attempt, or a later run takes it up)
 
+A retry goes back to pending, and so does a failed or cancelled row that is asked for again: as a new attempt, always.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from itertools import chain
 
 from gym_ray.rollouts.attempts.attempt_events import (
@@ -33,7 +35,10 @@ from gym_ray.rollouts.attempts.attempt_events import (
     Join,
     Joined,
     JoinFailed,
+    PauseRequested,
     ReplyLost,
+    RequeueRequested,
+    ResumeRequested,
     RunEnded,
     SlotFree,
     StartAttempt,
@@ -57,7 +62,10 @@ __all__ = [
     "JoinFailed",
     "Joined",
     "Ledger",
+    "PauseRequested",
     "ReplyLost",
+    "RequeueRequested",
+    "ResumeRequested",
     "RunEnded",
     "SlotFree",
     "StartAttempt",
@@ -72,6 +80,16 @@ _MOST = 255
 """Failures are counted in a byte; a row with so many is given up whatever the budget says."""
 _LAST_ATTEMPT = 0xFFFF
 """No attempt has this number: what counts attempts stops there, so that it might be given out twice."""
+_REASONS = {
+    State.PENDING: "it has not been started yet, or waits for another try already",
+    State.STARTING: "it is being started",
+    State.RUNNING: "it is running",
+    State.JOINING: "its record is being stored",
+    State.DONE: "it has its result",
+    State.UNSTORED: "its reply asked to be stored nowhere",
+    State.UNRECORDED: "its record could not be stored, which ends the run",
+}
+"""Why a row that is in a state gets no further attempt; those in no state of these may have one."""
 
 
 class Ledger:
@@ -115,7 +133,7 @@ class Ledger:
         self._last_tries: deque[int] = deque()
         self._suspects = 0  # rows in flight whose worker has died under them before
         self._alone = -1  # the row in flight that is the only suspect, so that another death speaks against it
-        self._stopped = False
+        self._stopped = self._paused = False
         self.retries = 0
 
     def __len__(self) -> int:
@@ -130,8 +148,28 @@ class Ledger:
         return State(self._states[ordinal])
 
     def attempt(self, ordinal: int) -> int:
-        """Return the attempt that a row is in or will start next."""
+        """Return the attempt that a row is in, or would start next where it is in none."""
         return self._attempts[ordinal]
+
+    def ordinals(self, state: State) -> Iterator[int]:
+        """Yield the rows that are in a state, each looked at when its turn comes."""
+        ordinal = self._states.find(state)
+        while ordinal >= 0:
+            yield ordinal
+            ordinal = self._states.find(state, ordinal + 1)
+
+    def refuses(self, ordinal: int) -> str | None:
+        """Return why a row cannot have another attempt in this run, None when it can.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        state = self.state(ordinal)
+        if self._stopped:
+            return "the run starts nothing more; resume it when it is over"
+        if state not in _REASONS:
+            return None if self._attempts[ordinal] < _LAST_ATTEMPT else "it has had every attempt that has a number"
+        return _REASONS[state]
 
     def reuses_deliverable(self, ordinal: int) -> bool:
         """Return whether a failure of an earlier run asks that the row's next try reuses what it delivered (D55)."""
@@ -146,6 +184,11 @@ class Ledger:
     def stopped(self) -> bool:
         """Whether a stop was requested."""
         return self._stopped
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing starts until a resume."""
+        return self._paused
 
     @property
     def finished(self) -> bool:
@@ -166,9 +209,10 @@ class Ledger:
         match event:
             case SlotFree():
                 return self._start()
-            case StopRequested():
-                self._stopped = True
-                return []
+            case StopRequested() | PauseRequested() | ResumeRequested():
+                return self._hold(event)
+            case RequeueRequested():
+                return self._requeue(event)
             case Joined():
                 return [self._joined(event)]
             case WorkerLost(ordinal):
@@ -181,15 +225,31 @@ class Ledger:
             case _:
                 return self._step(event)
 
+    def _hold(self, event: StopRequested | PauseRequested | ResumeRequested) -> list[Instruction]:
+        if isinstance(event, StopRequested):
+            self._stopped = True
+        else:
+            self._paused = isinstance(event, PauseRequested)
+        return []
+
+    def _requeue(self, event: RequeueRequested) -> list[Instruction]:
+        if reason := self.refuses(event.ordinal):
+            raise RuntimeError(f"{event} cannot happen: {reason}")
+        self._set(event.ordinal, State.PENDING)
+        self._queue(event.ordinal)
+        self.retries += self._attempts[event.ordinal] > 0
+        return []
+
     def _step(self, event: Dispatched | RunEnded | Cancelled | Withdrawn | JoinFailed) -> list[Instruction]:
         match event:
             case Dispatched():
                 self._move(event, State.STARTING, State.RUNNING)
                 return []
-            case Withdrawn():
-                if not self._stopped:
-                    raise RuntimeError(f"{event} cannot happen: nobody asked to stop")
+            case Withdrawn(ordinal):
+                if not self._stopped and not self._paused:
+                    raise RuntimeError(f"{event} cannot happen: nobody asked to stop or to pause")
                 self._move(event, State.STARTING, State.PENDING)
+                self._queue(ordinal, first=True)
                 return []
             case RunEnded(ordinal, attempt):
                 # A row that could not be made ready ends without ever having run.
@@ -197,13 +257,14 @@ class Ledger:
                 return [Join(ordinal, attempt)]
             case Cancelled(ordinal, attempt):
                 self._move(event, (State.STARTING, State.RUNNING), State.CANCELLED)
+                self._attempts[ordinal] += 1
                 return [Finish(ordinal, attempt, State.CANCELLED)]
             case JoinFailed(ordinal, attempt):
                 self._move(event, State.JOINING, State.UNRECORDED)
                 return [Finish(ordinal, attempt, State.UNRECORDED)]
 
     def _start(self) -> list[Instruction]:
-        if self._stopped:
+        if self._stopped or self._paused:
             return []
         ordinal = self._next_retry()
         if ordinal is None:
@@ -261,12 +322,18 @@ class Ledger:
         retry = retry and failures < self._max_attempts and event.attempt + 1 < _LAST_ATTEMPT
         self._move(event, State.JOINING, State.PENDING if retry else state)
         self._failures[ordinal], self._retryable[ordinal] = failures, 0
-        if retry:
+        if state is State.FAILED:
             self._attempts[ordinal] += 1
-            twice = self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
-            (self._last_tries if twice else self._retries).append(ordinal)
+        if retry:
+            self._queue(ordinal)
             self.retries += 1
         return Finish(ordinal, event.attempt, state, retried=retry)
+
+    def _queue(self, ordinal: int, *, first: bool = False) -> None:
+        """Let a row that is pending start again, although its turn among the fresh rows is over."""
+        twice = self._worker_deaths[ordinal] >= MAX_WORKER_DEATHS
+        queue = self._last_tries if twice else self._retries
+        queue.appendleft(ordinal) if first else queue.append(ordinal)
 
     def _move(
         self,

@@ -19,7 +19,10 @@ from gym_ray.rollouts.attempts.ledger import (
     Joined,
     JoinFailed,
     Ledger,
+    PauseRequested,
     ReplyLost,
+    RequeueRequested,
+    ResumeRequested,
     RunEnded,
     SlotFree,
     StartAttempt,
@@ -264,6 +267,72 @@ def test_a_state_of_other_rows_and_an_empty_budget_are_refused(rows: int, budget
         Ledger(rows, RunState.fresh(2), max_attempts=budget)
 
 
+def test_a_pause_holds_everything_that_has_not_started_and_a_resume_starts_it_under_the_same_number() -> None:
+    ledger = Ledger(3)
+    begun = [start(ledger) for _ in range(2)]
+    ledger.handle(Dispatched(0, 0))
+    ledger.handle(PauseRequested())
+    assert ledger.handle(SlotFree()) == []
+    ledger.handle(Withdrawn(1, 0))
+    ledger.handle(RunEnded(0, 0))
+    ledger.handle(Joined(0, 0, "main"))
+    assert (ledger.active, ledger.finished, ledger.count(State.PENDING)) == (0, False, 2)
+    ledger.handle(ResumeRequested())
+    assert [start(ledger), start(ledger)] == [begun[1], StartAttempt(2, 0)]
+
+
+def test_a_row_that_failed_for_good_gets_another_attempt_when_somebody_asks_for_it() -> None:
+    ledger = Ledger(2, failed(2, r0=3), max_attempts=3)
+    assert start(ledger) == StartAttempt(1, 0)
+    ledger.handle(RequeueRequested(0))
+    assert start(ledger) == StartAttempt(0, 3)
+    ledger.handle(Dispatched(0, 3))
+    ledger.handle(RunEnded(0, 3))
+    ledger.handle(Joined(0, 3, "failures"))
+    assert (ledger.state(0), list(ledger.ordinals(State.FAILED)), ledger.retries) == (State.FAILED, [0], 1)
+    ledger.handle(RequeueRequested(0))
+    assert start(ledger) == StartAttempt(0, 4)
+
+
+def test_a_row_that_was_cancelled_runs_again_as_a_new_attempt() -> None:
+    ledger = Ledger(1)
+    start(ledger)
+    ledger.handle(Dispatched(0, 0))
+    ledger.handle(Cancelled(0, 0))
+    assert ledger.finished
+    ledger.handle(RequeueRequested(0))
+    assert not ledger.finished
+    assert start(ledger) == StartAttempt(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([], "not been started"),
+        ([Dispatched(0, 0)], "running"),
+        ([Dispatched(0, 0), RunEnded(0, 0)], "being stored"),
+        ([Dispatched(0, 0), RunEnded(0, 0), Joined(0, 0, "main")], "has its result"),
+        ([Dispatched(0, 0), RunEnded(0, 0), Joined(0, 0, "nowhere")], "stored nowhere"),
+        ([Cancelled(0, 0), StopRequested()], "starts nothing more"),
+    ],
+)
+def test_no_other_row_gets_one_and_the_reason_is_said(events: list[object], reason: str) -> None:
+    ledger = Ledger(1)
+    if events:
+        start(ledger)
+    for event in events:
+        ledger.handle(event)  # type: ignore[arg-type]
+    assert reason in (ledger.refuses(0) or "")
+    with pytest.raises(RuntimeError, match=reason):
+        ledger.handle(RequeueRequested(0))
+
+
+def test_a_row_without_a_number_left_gets_no_further_attempt() -> None:
+    state = RunState.fresh(1)
+    state.note_started(0, 0xFFFF)
+    assert "number" in (Ledger(1, state).refuses(0) or "")
+
+
 class Model(RuleBasedStateMachine):
     """Drives a ledger with every order of events that can happen and checks what must always hold.
 
@@ -284,7 +353,9 @@ class Model(RuleBasedStateMachine):
         self.starting: set[tuple[int, int]] = set()
         self.running: set[tuple[int, int]] = set()
         self.joining: dict[tuple[int, int], bool] = {}
-        self.stopped = False
+        self.stopped = self.paused = False
+        self.asked_for: set[int] = set()  # rows that run once more although they failed for good
+        self.ever_asked_for: set[int] = set()
 
     @property
     def terminal(self) -> set[int]:
@@ -319,12 +390,17 @@ class Model(RuleBasedStateMachine):
             assert isinstance(instruction, StartAttempt)
             key = (instruction.ordinal, instruction.attempt)
             assert key not in self.started, "an attempt id is started once"
-            assert instruction.ordinal not in self.terminal | self.done
+            assert instruction.ordinal not in self.terminal - self.asked_for
+            assert instruction.ordinal not in self.done
             assert not self.stopped
+            assert not self.paused
+            self.asked_for.discard(instruction.ordinal)
             self.started.add(key)
             self.starting.add(key)
 
-    @precondition(lambda self: not self.stopped and not (self.starting or self.running or self.joining))
+    @precondition(
+        lambda self: not self.stopped and not self.paused and not (self.starting or self.running or self.joining)
+    )
     @rule()
     def something_can_start_when_nothing_is_in_flight(self) -> None:
         if self.ledger.count(State.PENDING):
@@ -337,6 +413,42 @@ class Model(RuleBasedStateMachine):
         self.ledger.handle(StopRequested())
         self.stopped = True
 
+    @rule()
+    def pause(self) -> None:
+        assert self.ledger.handle(PauseRequested()) == []
+        self.paused = True
+
+    @rule()
+    def resume(self) -> None:
+        assert self.ledger.handle(ResumeRequested()) == []
+        self.paused = False
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        """Only a row without a result, that nobody has in hand, gets another attempt; whatever its budget says."""
+        row = data.draw(st.integers(0, self.rows - 1))
+        before = self.ledger.state(row)
+        if self.stopped or before not in (State.FAILED, State.CANCELLED):
+            assert self.ledger.refuses(row)
+            with pytest.raises(RuntimeError, match="cannot happen"):
+                self.ledger.handle(RequeueRequested(row))
+            assert self.ledger.state(row) is before
+            return
+        assert self.ledger.refuses(row) is None
+        assert self.ledger.handle(RequeueRequested(row)) == []
+        assert self.ledger.state(row) is State.PENDING
+        assert (row, self.ledger.attempt(row)) not in self.started
+        self.asked_for.add(row)
+        self.ever_asked_for.add(row)
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data())
+    def cancelled_while_it_starts(self, data: st.DataObject) -> None:
+        key = self.pick(data, self.starting)
+        assert self.ledger.handle(Cancelled(*key)) == [Finish(*key, State.CANCELLED)]
+        self.starting.remove(key)
+
     @precondition(lambda self: self.starting)
     @rule(data=st.data())
     def dispatched(self, data: st.DataObject) -> None:
@@ -347,11 +459,12 @@ class Model(RuleBasedStateMachine):
         self.starting.remove(key)
         self.running.add(key)
 
-    @precondition(lambda self: self.starting and self.stopped)
+    @precondition(lambda self: self.starting and (self.stopped or self.paused))
     @rule(data=st.data())
     def withdrawn(self, data: st.DataObject) -> None:
         key = self.pick(data, self.starting)
         self.ledger.handle(Withdrawn(*key))
+        self.asked_for.add(key[0])
         self.starting.remove(key)
         self.started.remove(key)
 
@@ -389,7 +502,7 @@ class Model(RuleBasedStateMachine):
         assert isinstance(finish, Finish)
         if finish.retried:
             assert [row for row, _, _ in self.failures].count(key[0]) < self.budget
-            assert key[0] not in self.terminal
+            assert key[0] not in self.terminal - self.ever_asked_for
 
     @invariant()
     def every_row_is_in_exactly_one_state(self) -> None:
