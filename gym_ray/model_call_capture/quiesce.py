@@ -126,6 +126,8 @@ class WrittenCalls:
         marked_incomplete: A writer has a mark for the rollout that may not be on disk yet.
         tokens_lost: A server lost training tokens of the rollout, and the mark that says so is not on disk yet.
         answered_writers: Writers of an object store that named all of their calls; the segments of others are searched.
+        begun_at: When the attempt began, unix seconds, where an object store was asked about one: older records are not
+            its own.
     """
 
     recorded: tuple[RecordedCall, ...] = ()
@@ -135,6 +137,7 @@ class WrittenCalls:
     marked_incomplete: bool = False
     tokens_lost: bool = False
     answered_writers: tuple[str, ...] = ()
+    begun_at: float | None = None
 
     @property
     def complete(self) -> bool:

@@ -69,6 +69,7 @@ class ScriptedWriter:
         seq: Number of its last segment.
         calls: What it remembers: rollout to ``[call id, segment, offset, length]``.
         open: Open calls by rollout.
+        more: What every answer says besides.
     """
 
     world: WriterWorld
@@ -77,6 +78,7 @@ class ScriptedWriter:
     seq: int = 0
     calls: dict[str, list[list[Any]]] = field(default_factory=dict)
     open: dict[str, list[str]] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
     def record(self, *records: tuple[str, dict[str, Any]]) -> str:
         """Publish one segment of ``(rollout id, exchange)``, and return its name."""
@@ -114,4 +116,4 @@ class ScriptedWriter:
             }
             for rollout_id in asked["rollout_ids"]
         }
-        return {"writer_id": self.writer_id, "rollouts": rollouts}
+        return {"writer_id": self.writer_id, "rollouts": rollouts, **self.more}

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import httpx
 
@@ -25,7 +26,7 @@ from gym_ray.model_call_capture.segments.layout import MARKS, mark_name, own_pla
 from gym_ray.model_call_capture.segments.reading_cleared import Cleared, read_cleared, write_cleared
 from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
 from gym_ray.model_call_capture.segments.reading_index import FoundRecord, SegmentIndexes
-from gym_ray.model_call_capture.segments.reading_writers import SegmentWriters, WriterLook
+from gym_ray.model_call_capture.segments.reading_writers import GRACE_S, SegmentWriters, WriterLook
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 
@@ -54,6 +55,8 @@ class SegmentCaptures:
         self._lock = threading.Lock()
         self._used: set[str] | None = None
         self._listed = False
+        self._given_out: dict[str, int] = {}
+        self._withdrawn: set[str] = set()
 
     @classmethod
     def of(cls, location: CaptureLocation) -> SegmentCaptures:
@@ -102,6 +105,7 @@ class SegmentCaptures:
                 marked_incomplete=entry.incomplete,
                 tokens_lost=entry.tokens_lost,
                 answered_writers=tuple(answered),
+                begun_at=begun_at,
             )
             for rollout_id, entry in found.items()
         }
@@ -132,9 +136,24 @@ class SegmentCaptures:
         body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids), "withdraw_open": withdraw_open}
         told = [writer for writer in look.writers if self._writers.is_to_be_asked(writer.writer_id)]
         answers = await asyncio.gather(*(ask_writer(client, writer, body, _FORGET_S) for writer in told))
-        answered = frozenset(w.writer_id for w, answer in zip(told, answers, strict=True) if answer is not None)
+        heard = {w.writer_id: answer for w, answer in zip(told, answers, strict=True) if answer is not None}
+        if withdraw_open:
+            self._take_withdrawn(heard)
+        answered = frozenset(heard)
         await asyncio.to_thread(self._unreachable, look, answered, None)
         return (*(writer.writer_id for writer in told if writer.writer_id not in answered), *look.unreadable)
+
+    def _take_withdrawn(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what writers say of calls that they gave up: in which segments, at most, their records may still come.
+
+        A rollout that had such a call counts as used, so that clearing it leaves a note.
+        """
+        with self._lock:
+            for writer_id, answer in answers.items():
+                last = answer.get("last_segment")
+                if isinstance(last, int):
+                    self._given_out[writer_id] = max(last, self._given_out.get(writer_id, 0))
+                self._withdrawn.update(answer.get("withdrawn", ()))
 
     def snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot:
         """Read what the writers named, and what is listed of all others; see the protocol."""
@@ -161,6 +180,7 @@ class SegmentCaptures:
             return [_DAMAGED] * damaged, False
         cleared, doubtful = read_cleared(self._own, rollout_id), False
         lines: dict[str, tuple[float, str, bytes]] = {}
+        oldest = None if calls is None or calls.begun_at is None else calls.begun_at - GRACE_S
         for call in named:
             parsed = parse_segment_name(call.file)
             if parsed is None:
@@ -176,7 +196,11 @@ class SegmentCaptures:
                 continue
             if not self._keep(lines, record.record.call_id, self._checked(record)):
                 damaged += 1
-        return [line for _, _, line in sorted(lines.values())] + [_DAMAGED] * damaged, doubtful
+        kept = [
+            (started, call_id, line) for started, call_id, line in lines.values() if not oldest or started >= oldest
+        ]
+        doubtful |= len(kept) < len(lines)  # whoever used the id before made these calls
+        return [line for _, _, line in sorted(kept)] + [_DAMAGED] * damaged, doubtful
 
     def _search(self, rollout_id: str, answered: frozenset[str]) -> tuple[list[FoundRecord], int]:
         """Return a rollout's records of writers that did not answer, and how many segments of theirs are damaged.
@@ -226,18 +250,24 @@ class SegmentCaptures:
         with self._lock:
             if self._used is None:
                 self._used = self._earlier_ids()
-            is_used = rollout_id in self._used
+            is_used = rollout_id in self._used or rollout_id in self._withdrawn
+            self._withdrawn.discard(rollout_id)
             self._used.add(rollout_id)
         if not is_used and not silent:
             return
         look = self._writers.look()
         registered = {writer.writer_id: writer for writer in look.writers}
         writers: dict[str, int | None] = {
-            writer_id: self._indexes.last_number(writer_id, listed=True) if writer_id in registered else None
+            writer_id: self._last_number(writer_id) if writer_id in registered else None
             for writer_id in self._indexes.list_all() | self._writers.known()
         }
         write_cleared(self._own, rollout_id, Cleared(writers, self._clock.wall(), silent & writers.keys()))
         self._store.delete(mark)
+
+    def _last_number(self, writer_id: str) -> int:
+        with self._lock:
+            given_out = self._given_out.get(writer_id, 0)
+        return max(given_out, self._indexes.last_number(writer_id, listed=True))
 
     def _earlier_ids(self) -> set[str]:
         """Return every rollout that has a record or a mark now; read once, when a run begins to clear."""

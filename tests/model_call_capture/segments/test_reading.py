@@ -135,7 +135,7 @@ async def test_a_writer_that_came_and_went_unseen_is_found(place: Place) -> None
 
 async def test_a_silent_writer_is_a_gap_until_it_cannot_matter(place: Place) -> None:
     writer, captures = place.world.writer("one"), place.reader()
-    writer.record(("0-0", exchange(1)))
+    writer.record(("0-0", exchange(1, 2000.0)))
     writer.answers = False
     assert await place.read(captures) == (ids(1), True)
     assert not place.world.own.exists(dead_name(writer.writer_id))
@@ -163,7 +163,7 @@ async def test_a_zombie_that_answers_again_lives_again(place: Place) -> None:
     await place.asked(captures)
     assert place.world.own.exists(dead_name(writer.writer_id))
     writer.answers = True
-    writer.record(("0-0", exchange(1)))
+    writer.record(("0-0", exchange(1, 2000.0)))
     place.now += 31
     calls = await place.asked(captures, begun_at=place.now)
     assert calls.answered_writers == (writer.writer_id,)
@@ -226,6 +226,23 @@ async def test_a_writer_that_a_clear_did_not_see_is_doubtful_if_it_was_there_bef
     hidden = place.world.writer("hidden", started_at=place.now - 1)
     hidden.record(("0-0", exchange(2)))
     assert await place.read(place.reader()) == ([], True)
+
+
+async def test_records_older_than_the_attempt_are_not_its_own(place: Place) -> None:
+    writer = place.world.writer("one")
+    writer.record(("0-0", exchange(1, 800.0)), ("0-0", exchange(2, 1000.0)))
+    captures = place.reader()
+    assert await place.read(captures, begun_at=1000.0) == (ids(2), True)
+    assert await place.read(captures, begun_at=810.0) == (ids(1, 2), False)
+
+
+async def test_what_was_withdrawn_may_still_come_and_is_dropped(place: Place) -> None:
+    writer, captures = place.world.writer("one"), place.reader()
+    writer.more = {"last_segment": 1, "withdrawn": ["0-0"]}
+    await place.cleared(captures)
+    writer.record(("0-0", exchange(1)))
+    writer.record(("0-0", exchange(2)))
+    assert await place.read(captures) == (ids(2), False)
 
 
 async def test_late_listings_hide_no_acknowledged_call(here: Place) -> None:
