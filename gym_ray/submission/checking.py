@@ -48,7 +48,7 @@ def checked(model: type[_Model], value: Any, path: KeyPath, document: Document) 
         return model.model_validate(value)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
-    raise combine([_worded(dict(detail), model, path, document) for detail in details])
+    raise combine(_one_a_key([_worded(dict(detail), model, value, path, document) for detail in details]))
 
 
 def checked_kind(models: Mapping[str, type[_Model]], value: Any, path: KeyPath, document: Document) -> _Model:
@@ -68,9 +68,24 @@ def checked_kind(models: Mapping[str, type[_Model]], value: Any, path: KeyPath, 
     return checked(models[kind], value, path, document)
 
 
-def _worded(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, document: Document) -> SettingsError:
-    where: KeyPath = (*path, *_keys(detail["loc"], model))
+def _one_a_key(mistakes: Sequence[SettingsError]) -> list[SettingsError]:
+    """Return one mistake for each key; a field of several types has one for each of them."""
+    found: dict[str, SettingsError] = {}
+    for mistake in mistakes:
+        first = found.get(mistake.key)
+        if first is None:
+            found[mistake.key] = mistake
+        elif mistake.remedy not in first.remedy:
+            remedy = f"{first.remedy}, or {mistake.remedy}"
+            found[mistake.key] = SettingsError(first.where, first.key, first.problem, remedy)
+    return list(found.values())
+
+
+def _worded(
+    detail: dict[str, Any], model: type[BaseModel], value: Any, path: KeyPath, document: Document
+) -> SettingsError:
     kind = detail["type"]
+    where: KeyPath = (*path, *_keys(detail["loc"], value, missing=kind == "missing"))
     if kind == "extra_forbidden":
         known = _fields(model, detail["loc"][:-1])
         return mistake_at(document, where, "unknown key", did_you_mean(str(where[-1]), known))
@@ -81,13 +96,17 @@ def _worded(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docum
     return mistake_at(document, where, shown, _WORDS.get(kind, message))
 
 
-def _keys(location: Sequence[str | int], model: type[BaseModel]) -> KeyPath:
-    """Leave out what pydantic puts behind a field of several types: the name of the type that it tried."""
-    if len(location) > 1 and location[0] in model.model_fields:
-        options = _options(model.model_fields[str(location[0])].annotation)
-        if len(options) > 1 and not any(_models_in(option) for option in options):
-            return tuple(location[:1])
-    return tuple(location)
+def _keys(location: Sequence[str | int], value: Any, *, missing: bool) -> KeyPath:
+    """Leave out what pydantic puts between keys for a field of several types: the name of the type that it tried."""
+    kept: list[str | int] = []
+    for position, part in enumerate(location):
+        is_key = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if is_key:
+            value = value[part]
+            kept.append(part)
+        elif missing and position == len(location) - 1:
+            kept.append(part)
+    return tuple(kept)
 
 
 def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
@@ -97,10 +116,6 @@ def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
             inner = _models_in(model.model_fields[str(part)].annotation)
             model = inner[0] if inner else model
     return list(model.model_fields)
-
-
-def _options(annotation: Any) -> list[Any]:
-    return [option for option in getattr(annotation, "__args__", ()) if option is not type(None)] or [annotation]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
