@@ -15,7 +15,7 @@ __all__ = ["Ticket"]
 
 _LARGE_BYTES = 256 * 1024
 """An exchange of more bytes takes milliseconds to encode, which no other file should wait for."""
-_PATIENCE_SHARE, _LONGEST_PATIENCE_S = 8, 0.25
+_PATIENCE_SHARE, _LONGEST_PATIENCE_S = 5, 0.5
 
 
 class Ticket:
