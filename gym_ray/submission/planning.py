@@ -147,7 +147,11 @@ def _planned(
     arguments += [word for path in configs for word in ("--config", path)]
     arguments += ["--model-type", policy.model_type] if policy.model_type is not None else []
     arguments += run_tokens(final, f"{doc.place(*above)}: {'.'.join(above)}")
-    inputs = [*configs, *(final[key] for key in ("input_jsonl_fpath", "prompt_config") if final.get(key))]
+    inputs = [
+        *configs,
+        *policy.inputs,
+        *(final[key] for key in ("input_jsonl_fpath", "prompt_config") if final.get(key)),
+    ]
     return BenchmarkPlan(
         name,
         directory,

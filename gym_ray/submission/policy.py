@@ -28,11 +28,13 @@ class PolicySettings:
         model_type: The model server in front of it, None when the run's own settings define one.
         settings: Settings of the run.
         secrets: Texts among them that must not be shown.
+        inputs: Files among them, which must be where the run is.
     """
 
     model_type: str | None
     settings: Mapping[str, Any] = field(repr=False)
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    inputs: tuple[str, ...] = ()
 
 
 def policy_settings(doc: Submission, environ: Mapping[str, str]) -> PolicySettings:
@@ -54,7 +56,8 @@ def policy_settings(doc: Submission, environ: Mapping[str, str]) -> PolicySettin
         name = {} if service.model is None else {"model_name": service.model}
         options = {**own, **name, **service.options}
         block = {"policy_model": {"responses_api_models": {"local_model": options}}} if options else {}
-        return PolicySettings(driver.policy_model_type or "local_model", block)
+        weights = (options["model_path"],) if isinstance(options.get("model_path"), str) else ()
+        return PolicySettings(driver.policy_model_type or "local_model", block, inputs=weights)
     secrets: frozenset[str] = frozenset()
     if isinstance(service, ExternalService):
         url, name_there = service.base_url, service.model

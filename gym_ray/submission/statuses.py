@@ -6,6 +6,7 @@ success, and nothing claims to know what became of it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -91,7 +92,7 @@ def read_status(directory: Path) -> BenchmarkStatus:
     """
     path = directory / STATUS
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
     value = exact_json.loads_object(data)
@@ -100,6 +101,16 @@ def read_status(directory: Path) -> BenchmarkStatus:
             f"{path}: is damaged: no JSON object; the benchmark's own files beside it tell what was done"
         )
     return _status_of(value, path)
+
+
+def _read(path: Path) -> bytes:
+    """Read a file that is replaced every few seconds: over NFS, the one that was just opened may be gone by then."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return path.read_bytes()
 
 
 def write_status(directory: Path, status: BenchmarkStatus, *, sync_name: bool = True) -> None:

@@ -136,6 +136,16 @@ def test_output_goes_to_the_log_and_on_without_secrets(tmp_path: Path, start: Ca
         assert "looked-up-there" not in text
 
 
+def test_a_full_disk_under_the_log_ends_nothing_and_is_told(tmp_path: Path, start: Callable[..., Run]) -> None:
+    job = job_of(tmp_path, {"command": program("print('x' * 100)")})
+    (job.benchmark("b") / "logs/driver.log").symlink_to("/dev/full")
+    run = start(job)
+    code, status = run.end()
+    assert (code, status.state) == (0, "complete")
+    assert "bytes of output are not in" in status.message
+    assert "x" * 100 in run.out
+
+
 def test_a_variable_that_the_node_lacks_is_named(tmp_path: Path, start: Callable[..., Run]) -> None:
     run = start(job_of(tmp_path, {"command": "true"}, env={"KEY": "runtime:NOT_SET_ANYWHERE"}))
     code, status = run.end()

@@ -122,11 +122,12 @@ def test_the_policys_key_comes_from_where_it_says(tmp_path: Path, given_key: str
 
 
 def test_the_embedded_model_is_in_the_run(tmp_path: Path) -> None:
-    service = {"type": "local_model", "n_ctx": 2048, "options": {"turn_end": "line"}}
+    service = {"type": "local_model", "n_ctx": 2048, "model_path": "m.gguf", "options": {"turn_end": "line"}}
     plan = one(tmp_path, {}, services={"p": service}, policy_model="p")
     assert plan.arguments[1:3] == ("--model-type", "local_model")
     assert "+policy_model.responses_api_models.local_model.n_ctx=2048" in plan.arguments
     assert not any("policy_base_url" in word for word in plan.arguments)
+    assert plan.inputs == ("m.gguf",)
 
 
 def test_the_environment_is_looked_up_here_or_there(tmp_path: Path) -> None:
