@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
-from gym_ray.errors import MaskLimitExceededError, StorageError
+from gym_ray.errors import InputError, MaskLimitExceededError, StorageError
 from gym_ray.pace import Pace
 from gym_ray.rollouts.attempts.attempt_flow import AttemptFlow, Finished
 from gym_ray.rollouts.attempts.ledger import (
@@ -33,7 +34,7 @@ from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.ports import Placement, RolloutPort
 from gym_ray.rollouts.row_states.run_state import RunState
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
-from gym_ray.rollouts.run_files.ledger_log import LedgerLog
+from gym_ray.rollouts.run_files.ledger_log import LedgerLog, invalid_row_id
 from gym_ray.rollouts.run_files.run_index import IndexLog
 from gym_ray.rollouts.run_files.run_log import RunOutputs
 from gym_ray.token_id_capture.mask_limit import MaskLimit
@@ -41,6 +42,7 @@ from gym_ray.token_id_capture.mask_limit import MaskLimit
 __all__ = ["Collection", "CollectionSettings", "Finished", "Progress"]
 
 _log = logging.getLogger(__name__)
+_ATTEMPT = re.compile(r"-a[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,22 @@ class Collection:
             self._fill()
         return answers
 
+    async def rows_without_result(self, rollout_ids: Iterable[str]) -> dict[str, int]:
+        """Return the row of each id that names a row, or an attempt of one, that failed or was cancelled."""
+        rows = [*self._ledger.ordinals(State.FAILED), *self._ledger.ordinals(State.CANCELLED)]
+        return await asyncio.to_thread(self._named, {_base(key): key for key in rollout_ids}, rows)
+
+    def _named(self, wanted: dict[str, str], ordinals: Sequence[int]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for ordinal in ordinals:
+            try:
+                rollout_id = self._rows.attempt(ordinal, 0).rollout_id
+            except InputError:  # a row that nobody can read is named by its place
+                rollout_id = invalid_row_id(ordinal, 0)
+            if rollout_id in wanted:
+                found[wanted[rollout_id]] = ordinal
+        return found
+
     def _refuses(self, ordinal: int) -> str | None:
         if self._over:
             return "the run is over; resume it"
@@ -357,3 +375,7 @@ class Collection:
         else:
             _log.error("row %d, attempt %d: %s", start.ordinal, start.attempt, error)
         self.stop()
+
+
+def _base(rollout_id: str) -> str:
+    return _ATTEMPT.sub("", rollout_id)
