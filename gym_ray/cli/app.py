@@ -14,6 +14,7 @@ from gym_ray import __version__
 from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.captures_verify import verify
+from gym_ray.cli.ctl import ctl
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
@@ -24,6 +25,7 @@ from gym_ray.cli.eval_stop import stop_job
 from gym_ray.cli.eval_submit import submit_job
 from gym_ray.cli.evaluate import eval_app
 from gym_ray.cli.staging import staging_app
+from gym_ray.cli.status import status
 from gym_ray.errors import GymRayError
 
 __all__ = ["app", "main"]
@@ -51,6 +53,8 @@ captures_app.command("tokens")(tokens)
 captures_app.command("verify")(verify)
 app.add_typer(captures_app, name="captures")
 app.add_typer(staging_app, name="staging")
+app.command("status")(status)
+app.command("ctl")(ctl)
 
 
 @app.command()
