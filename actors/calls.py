@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+    TaskUnschedulableError,
+)
 
 from gym_ray.errors import ClusterError, GymRayError, ServerStartError
 
@@ -41,7 +47,7 @@ def get(references: Any, timeout_s: float | None, on_wait: OnWait | None = None)
     except RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, GymRayError) else ClusterError(f"an actor failed: {cause!r}") from error
-    except RayActorError as error:
+    except (RayActorError, ActorUnschedulableError, TaskUnschedulableError) as error:
         raise ClusterError(f"an actor's process ended: {error}") from error
     except GetTimeoutError as error:
         raise ServerStartError(f"actors not up after {timeout_s:g} s; {offer()}") from error

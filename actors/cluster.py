@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gym_ray.actors.calls import get
+from gym_ray.actors.calls import OnWait, get
 from gym_ray.errors import ClusterError, ServerStartError
 
 __all__ = [
@@ -158,7 +158,7 @@ def _free_ports(host: str, count: int) -> list[int]:
     raise ServerStartError(f"{host}: no free port between {_PORTS[0]} and {_PORTS[-1]}")
 
 
-def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> list[int]:
+def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0, on_wait: OnWait | None = None) -> list[int]:
     """Return ``count`` different free ports of ``host`` on a node.
 
     A hosted server gets its port before it starts, so that its restart comes back where its clients look for it.
@@ -168,7 +168,7 @@ def pick_ports(node: Node, host: str, count: int, timeout_s: float = 60.0) -> li
     strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     remote: Any = ray.remote
     task = remote(num_cpus=_SLIVER, scheduling_strategy=strategy, max_retries=0)(_free_ports)
-    ports: list[int] = get(task.remote(host, count), timeout_s)
+    ports: list[int] = get(task.remote(host, count), timeout_s, on_wait)
     return ports
 
 

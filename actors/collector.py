@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from gym_ray.actors.health import Watched
 from gym_ray.actors.ray_port import RayPort
 from gym_ray.actors.seats import Seat
+from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.collection import Collection, Finished, Progress
@@ -20,6 +21,9 @@ from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
+
+_EMPTY_PATIENCE_S = 120.0
+"""How long a run that has lost all of its workers or joiners waits for a node that joins."""
 
 __all__ = ["CollectionPlan", "CollectorHost", "finished_records"]
 
@@ -73,10 +77,27 @@ class CollectorHost(Watched):
         run = self._plan.run
         stale = None if run.tokens is None else await asyncio.to_thread(run.tokens.stale_captures)
         clearing = Clearing(run.captures, stale)
-        port = self._port = RayPort(workers, joiners, lanes=self._plan.lanes, clearing=clearing)
+        port = self._port = RayPort(
+            workers, joiners, lanes=self._plan.lanes, clearing=clearing, empty_patience_s=_EMPTY_PATIENCE_S
+        )
         self._collection = self._session.collection(port)
         self._finished = self._collection.finished()
         self._ready = True
+
+    async def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
+        """Use the seats of a node that joined as well."""
+        if self._port is not None:
+            self._port.admit(workers, joiners)
+
+    async def part(self, nodes: Sequence[str]) -> None:
+        """Give nothing more to seats on nodes that were lost."""
+        if self._port is not None:
+            self._port.part(nodes)
+
+    async def use(self, urls: Mapping[str, ServerUrls]) -> None:
+        """Send attempts that start later to these servers, by the name of their worker."""
+        if self._port is not None:
+            self._port.use(urls)
 
     async def run(self) -> None:
         """Run to the end with nobody listening to single attempts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,14 +13,16 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     ActorUnschedulableError,
-    ObjectLostError,
     RayActorError,
+    RayError,
     RayTaskError,
 )
 
+from gym_ray.actors.attempt_joins import AttemptJoins
 from gym_ray.actors.cluster import alive_nodes
-from gym_ray.actors.seats import Seat, expect_back, least_busy, least_busy_there
-from gym_ray.errors import AgentError, ClusterError, GymRayError
+from gym_ray.actors.seats import Seat, expect_back, first_line, least_busy_there
+from gym_ray.agents.context import ServerUrls
+from gym_ray.errors import AgentError, ClusterError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, Placement, ReplyHandle
@@ -44,6 +46,7 @@ class RayPort:
         lanes: Attempts that one worker may have in hand.
         clearing: Empties the captures of attempts; closed with the port.
         run: What joiners call the run, where they hold several; None for those of one run.
+        empty_patience_s: How long to wait for a seat that joins when none is left.
         cancel_patience_s: Time in which a worker must end a cancelled attempt.
         join_patience_s: Time in which a joiner that has work must finish some of it.
     """
@@ -56,13 +59,15 @@ class RayPort:
         lanes: int,
         clearing: Clearing,
         run: str | None = None,
+        empty_patience_s: float = 0.0,
         cancel_patience_s: float = _CANCEL_PATIENCE_S,
         join_patience_s: float = _JOIN_PATIENCE_S,
     ) -> None:
-        self._cancel_patience_s, self._join_patience_s = cancel_patience_s, join_patience_s
+        self._cancel_patience_s, self._empty_patience_s = cancel_patience_s, empty_patience_s
+        self._joins = AttemptJoins(run, join_patience_s)
+        self._admitted = asyncio.Event()
         self._workers, self._joiners, self._lanes = list(workers), list(joiners), lanes
         self._clearing = clearing
-        self._run = () if run is None else (run,)
         self._placed: dict[str, Placement] = {}
 
     @property
@@ -78,6 +83,18 @@ class RayPort:
         """Use more seats from now on; call it on the loop that runs the port."""
         self._workers.extend(workers)
         self._joiners.extend(joiners)
+        self._admitted.set()  # for those that wait; who comes later waits for the next ones
+        self._admitted = asyncio.Event()
+
+    def part(self, nodes: Collection[str]) -> None:
+        """Give nothing more to seats on nodes that were lost; what they had in hand ends by itself."""
+        for seat in (*self._workers, *self._joiners):
+            seat.gone = seat.gone or seat.node_id in nodes
+
+    def use(self, urls: Mapping[str, ServerUrls]) -> None:
+        """Send attempts that start later to other servers, by the name of their worker; what runs keeps its own."""
+        for seat in self._workers:
+            seat.urls = urls.get(seat.name, seat.urls)
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
         """Empty the captures of these attempts (D25, D28)."""
@@ -92,10 +109,10 @@ class RayPort:
 
     async def run(self, job: AttemptJob) -> ReplyHandle | Lost:
         """Run one attempt on the least busy worker; the result stays in the object store."""
-        seat = await least_busy_there(self._workers, "rollout worker")
+        seat = await self._some(self._workers, "rollout worker")
         seat.busy += 1
         self._placed[job.rollout_id] = Placement(job.rollout_id, job.attempt, seat.name, seat.node_id, time.time())
-        ended, result = seat.handle.run.options(num_returns=2).remote(job)
+        ended, result = seat.handle.run.options(num_returns=2).remote(job, *(() if seat.urls is None else (seat.urls,)))
         # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
         end = asyncio.ensure_future(ended)
         try:
@@ -106,8 +123,8 @@ class RayPort:
         except asyncio.CancelledError:
             await self._cancel(seat, ended, end)
             raise
-        except RayActorError as error:
-            return self._lost(seat, error)
+        except (RayActorError, ActorUnschedulableError) as error:
+            return await self._lost(seat, error)
         except RayTaskError as error:
             # AgentRunner turns every failure of an agent into a result, so this is the worker's own.
             raise AgentError("agent_run_error", f"{seat.name}: {error.cause!r}") from error
@@ -134,14 +151,17 @@ class RayPort:
         end.exception()
         return Lost("worker_lost", f"{seat.name}: no word {_GRACE_S:g} s after the attempt's {job.timeout_s} s; ended")
 
-    def _lost(self, seat: Seat, error: RayActorError) -> Lost:
+    async def _lost(self, seat: Seat, error: RayError) -> Lost:
         if isinstance(error, ActorUnavailableError):
             expect_back(seat)
-            return Lost("worker_lost", f"{seat.name}: its process ended during the run")
+            if seat.comes_back is not None:  # whether its node went with it is known when it comes back or cannot
+                await asyncio.wait([seat.comes_back], timeout=self._cancel_patience_s)
+            if not seat.gone:
+                return Lost("worker_lost", f"{seat.name}: its process ended during the run")
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
             seat.gone = True
         node_alive = any(node.node_id == seat.node_id for node in alive_nodes())
-        return Lost("worker_lost" if node_alive else "node_lost", f"{seat.name}: {_first_line(error)}")
+        return Lost("worker_lost" if node_alive else "node_lost", f"{seat.name}: {first_line(error)}")
 
     async def join(self, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest) -> JoinOutcome | Lost:
         """Join one attempt in the least busy joiner.
@@ -150,38 +170,20 @@ class RayPort:
             ClusterError: The joiner's process ended, or hung and was ended; ask again with ``retry`` set.
             GymRayError: The record could not be stored.
         """
-        seat = least_busy(self._joiners, "joiner")
-        seat.busy += 1
-        value = result.value if isinstance(result, ReplyHandle) else result
-        try:
-            call = asyncio.ensure_future(seat.handle.join.remote(job, value, request, *self._run))
-            await self._end_if_silent(seat, call)
-            outcome: JoinOutcome = call.result()
-        except RayActorError as error:
-            seat.gone = seat.gone or isinstance(error, ActorUnschedulableError)
-            raise ClusterError(f"{seat.name}: {_first_line(error)}") from error
-        except ObjectLostError as error:  # first: Ray raises a lost argument as an error that is a task's as well
-            return Lost("node_lost", f"the reply was lost with its node: {_first_line(error)}")
-        except RayTaskError as error:
-            if isinstance(error.cause, GymRayError):
-                raise error.cause from error
-            raise ClusterError(f"{seat.name}: {error.cause!r}") from error
-        finally:
-            seat.busy -= 1
-        return outcome
+        seat = await self._some(self._joiners, "joiner")
+        return await self._joins.join(seat, job, result, request)
 
-    async def _end_if_silent(self, seat: Seat, call: asyncio.Future[Any]) -> None:
-        """Wait for a join; end the process of a joiner that hangs, so that it cannot store a record behind our back."""
-        begun_at = time.monotonic()
-        while not call.done():
-            left_s = max(begun_at, seat.heard_at) + self._join_patience_s - time.monotonic()
-            if left_s <= 0:
-                seat.heard_at = time.monotonic()  # whoever else waits for this seat need not end it again
-                ray.kill(seat.handle, no_restart=False)
-                await asyncio.wait([call])
-                return
-            await asyncio.wait([call], timeout=left_s)
-        seat.heard_at = time.monotonic()
+    async def _some(self, seats: Sequence[Seat], what: str) -> Seat:
+        """Return the least busy seat that is there; while none is left, wait for one that joins."""
+        until = time.monotonic() + self._empty_patience_s
+        while True:
+            try:
+                return await least_busy_there(seats, what)
+            except ClusterError:
+                if time.monotonic() >= until:
+                    raise
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._admitted.wait(), until - time.monotonic())
 
 
 async def _outlast(end: asyncio.Future[Any], patience_s: float) -> None:
@@ -190,7 +192,3 @@ async def _outlast(end: asyncio.Future[Any], patience_s: float) -> None:
     while not end.done() and time.monotonic() < until:
         with suppress(asyncio.CancelledError):
             await asyncio.wait([end], timeout=until - time.monotonic())
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -34,13 +34,17 @@ class RolloutWorkerHost(Watched):
         if self._failure is not None:
             raise self._failure
 
-    async def run(self, job: AttemptJob) -> tuple[None, RunResult]:
+    async def run(self, job: AttemptJob, urls: ServerUrls | None = None) -> tuple[None, RunResult]:
         """Run one attempt.
+
+        Args:
+            job: The attempt.
+            urls: Where it finds the servers, and keeps finding them; None for where they were when the worker started.
 
         Returns:
             Nothing, as the small word that the run ended, and the result, which stays in the object store.
         """
-        return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s)
+        return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s, urls)
 
     async def close(self) -> None:
         """Close the worker's connections; idempotent."""

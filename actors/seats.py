@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayTaskError
 
 from gym_ray.actors.calls import resources
+from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError
 
-__all__ = ["Seat", "expect_back", "least_busy", "least_busy_there"]
+__all__ = ["Seat", "expect_back", "first_line", "least_busy", "least_busy_there"]
 
 _LOOK_S = 0.1
 
@@ -21,6 +22,7 @@ _LOOK_S = 0.1
 class Seat:
     """One worker or joiner and what it has in hand; ``heard_at`` is when it last finished something, monotonic.
 
+    ``urls`` is where its attempts find the servers from now on, None for where they were when it started.
     ``comes_back`` ends when the new process of a seat that lost its own answers; None for one that is there.
     """
 
@@ -30,6 +32,7 @@ class Seat:
     busy: int = 0
     gone: bool = False
     heard_at: float = 0.0
+    urls: ServerUrls | None = None
     comes_back: asyncio.Task[None] | None = None
 
 
@@ -73,7 +76,12 @@ async def _answers(seat: Seat) -> None:
                 return
     except RayTaskError:
         pass  # it answers; what it cannot do, it says to each attempt
-    except RayActorError:  # it died for good
+    except (RayActorError, ActorUnschedulableError):  # it died for good
         seat.gone = True
     finally:
         seat.comes_back = None
+
+
+def first_line(error: BaseException) -> str:
+    """Return what Ray says first of an error; the rest of it is for whoever debugs Ray."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,137 +1,151 @@
-"""Start the servers of a run over the nodes, wait until each answers, and stop them."""
+"""Start the servers of a run over the nodes, wait until each answers, follow the nodes, and stop them."""
 
 from __future__ import annotations
 
 import math
-import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from gym_ray.actors.calls import MOMENT_S, OnWait, get, offer
-from gym_ray.actors.cluster import LOOPBACK, Node, alive_nodes, close_actors, pick_ports, start_actor
-from gym_ray.actors.engine_host import EngineHost
-from gym_ray.actors.environment import EnvironmentHost
-from gym_ray.actors.inference_worker import InferenceWorkerHost
-from gym_ray.actors.model_server import ModelServerHost
+from gym_ray.actors.cluster import Node, close_actors, local_node, working_nodes
+from gym_ray.actors.server_starter import ServerStarter, ServerTokens, Started
 from gym_ray.errors import ClusterError, ServerStartError
 from gym_ray.server_directory import Endpoint, ServerDirectory
-from gym_ray.settings import HostedOptions, LocalModelOptions, ModelOptions, RunSettings, ServerSettings
+from gym_ray.settings import RunSettings
 
 __all__ = ["RunningServers", "start_servers"]
 
 
-@dataclass(slots=True)
 class RunningServers:
-    """The servers of a run and where they are; :meth:`stop` ends them all."""
+    """The servers of a run and where they are; :meth:`stop` ends them all.
 
-    directory: ServerDirectory
-    hosts: dict[str, Any] = field(default_factory=dict)
-    engines: dict[str, Any] = field(default_factory=dict)
+    One thread at a time may change them.
+
+    Attributes:
+        directory: Where they are now.
+        nodes: Ids of the nodes that were given their servers.
+    """
+
+    def __init__(self, starter: ServerStarter, start_timeout_s: float) -> None:
+        self._starter, self._start_timeout_s = starter, start_timeout_s
+        self._started: dict[str, Started] = {}
+        self.directory = ServerDirectory({}, {})
+        self.nodes: set[str] = set()
+
+    @property
+    def hosts(self) -> dict[str, Any]:
+        """Handles of the servers by actor name."""
+        return {start.name: start.handle for start in self._started.values() if start.kind != "engines"}
+
+    @property
+    def engines(self) -> dict[str, Any]:
+        """Handles of what serves them on their own node, by actor name."""
+        return {start.name: start.handle for start in self._started.values() if start.kind == "engines"}
+
+    def start(self, nodes: Sequence[Node], here: Node, on_wait: OnWait) -> None:
+        """Start every server, and return once each answers.
+
+        Raises:
+            ServerStartError: One did not come up, or not in time; what was started is left to :meth:`stop`.
+        """
+        self._starter.on_wait = on_wait
+        try:
+            self._starter.start_all(nodes, here)
+        finally:
+            self._note_started()
+        found = self._wait(on_wait)
+        self.directory = ServerDirectory(found["models"], found["resources"])
+        self.nodes.update(node.node_id for node in nodes)
+
+    def open_on(self, node: Node, on_wait: OnWait) -> None:
+        """Start what runs on every node on one that joined; its servers answer, and are listed, when this returns.
+
+        Raises:
+            ServerStartError: One did not come up; nothing of them is left there.
+            GymRayError: The node was lost meanwhile, or ``on_wait`` gave up; nothing is left there either.
+        """
+        self._more(on_wait, lambda: self._starter.start_on(node))
+        self.nodes.add(node.node_id)
+
+    def lose(self, nodes: Collection[str]) -> bool:
+        """Take what ran on lost nodes out of the directory; whether there was anything."""
+        gone = [name for name, start in self._started.items() if start.node_id in nodes]
+        for name in gone:
+            # Its process may still run, cut off from us: nothing may bring it back here.
+            ray.kill(self._started.pop(name).handle, no_restart=True)
+            self._starter.forget(name)
+        self.nodes.difference_update(nodes)
+        self.directory = self.directory.without_nodes(nodes)
+        return bool(gone)
+
+    def refill(self, nodes: Sequence[Node], on_wait: OnWait) -> bool:
+        """Start the replicas that were lost on the nodes with the fewest of them; whether there were any.
+
+        Raises:
+            GymRayError: One did not come up; those before it are listed.
+        """
+        changed = False
+        for name, wanted in self._starter.wanted().items():
+            while nodes and len(self.directory.models.get(name, ())) < wanted:
+                used = [item.node for item in self.directory.models.get(name, ())]
+                node = min(nodes, key=lambda node: used.count(node.node_id))
+                self._more(on_wait, partial(self._starter.start_replica, name, node))
+                changed = True
+        return changed
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Let requests under way end, then end every server, engines last; idempotent."""
         close_actors(list(self.hosts.values()), timeout_s)
         close_actors(list(self.engines.values()), timeout_s)
-        self.hosts.clear()
-        self.engines.clear()
+        self._started.clear()
 
+    def _more(self, on_wait: OnWait, start: Callable[[], None]) -> None:
+        before = set(self._started)
+        self._starter.on_wait = on_wait
+        try:
+            start()
+            self._note_started()
+            found = self._wait(on_wait)
+        except BaseException:
+            self._note_started()
+            self._starter.waiting.clear()
+            self._withdraw(set(self._started) - before)
+            raise
+        self.directory = self.directory.with_models(found["models"])
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """An actor that was told to start."""
+    def _withdraw(self, names: Iterable[str]) -> None:
+        for name in names:
+            ray.kill(self._started.pop(name).handle, no_restart=True)
+            self._starter.forget(name)
 
-    kind: str
-    server: str
-    node_id: str
-    handle: Any
+    def _note_started(self) -> None:
+        self._started.update({start.name: start for start in self._starter.waiting.values()})
 
-
-class _Starter:
-    """Creates the actors of one run; the caller waits for all of them together."""
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        run_token: str,
-        control_token: str | None,
-        cache_dir: Path,
-        nodes: Sequence[Node],
-    ) -> None:
-        self._settings, self._cache_dir, self._nodes = settings, cache_dir, nodes
-        self._token, self._control_token = run_token, control_token
-        # What stands for secrets in captures: all servers share its key, and restarted ones keep it.
-        chosen = settings.capture_redaction.digest_key
-        self._digest_key = secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
-        self.engines: dict[str, Any] = {}
-        self._engine_urls: dict[str, str] = {}
-        self.hosts: dict[str, Any] = {}
-        self.waiting: dict[Any, _Start] = {}  # by the reference to its URL
-
-    def start(self) -> None:
-        for server in self._settings.servers.values():
-            options = server.options
-            if isinstance(options, ModelOptions):
-                for node in self._replica_nodes(options.replicas):
-                    self._model_server(server, options, node)
-            elif isinstance(options, HostedOptions):
-                self._environment(server, options, self._nodes[0])
-
-    def _replica_nodes(self, replicas: int | str) -> Sequence[Node]:
-        if isinstance(replicas, str):  # per_node
-            return self._nodes
-        return [self._nodes[index % len(self._nodes)] for index in range(replicas)]
-
-    def _address(self, options: HostedOptions, node: Node) -> tuple[str, int]:
-        host = options.host or (LOOPBACK if len(self._nodes) == 1 else node.ip)
-        return host, options.port or pick_ports(node, host, 1)[0]
-
-    def _model_server(self, server: ServerSettings, options: ModelOptions, node: Node) -> None:
-        engine_url = self._engine(options, node) if isinstance(options, LocalModelOptions) else None
-        host, port = self._address(options, node)
-        name = f"model-{server.name}-{node.node_id[:8]}-{port}"
-        tokens = (self._token, self._control_token, self._digest_key)
-        worker_url = None if engine_url is None else self._worker(server, node, engine_url)
-        arguments = (self._settings, server.name, host, port, *tokens, engine_url, worker_url)
-        handle = start_actor(ModelServerHost, node, name, *arguments)
-        self._track("models", server.name, node, name, handle)
-
-    def _engine(self, options: LocalModelOptions, node: Node) -> str:
-        name = f"engine-{options.model_name}-{node.node_id[:8]}"
-        return self._beside(EngineHost, node, name, options, self._cache_dir)
-
-    def _worker(self, server: ServerSettings, node: Node, engine_url: str) -> str | None:
-        """Start what stages the tokens of a node's embedded engine; None where model servers keep them."""
-        staging = self._settings.token_id_capture.staging
-        if staging is None:
-            return None
-        name = f"worker-{server.name}-{node.node_id[:8]}"
-        return self._beside(InferenceWorkerHost, node, name, server, staging, name, self._token, engine_url)
-
-    def _beside(self, host: type, node: Node, name: str, *arguments: Any) -> str:
-        """Start what serves a node's model servers over loopback, once; return its URL."""
-        if name not in self.engines:
-            port = pick_ports(node, LOOPBACK, 1)[0]
-            handle = start_actor(host, node, name, *arguments, LOOPBACK, port)
-            self.engines[name] = handle
-            self._engine_urls[name] = f"http://{LOOPBACK}:{port}"
-            self.waiting[handle.url.remote()] = _Start("engines", name, node.node_id, handle)
-        return self._engine_urls[name]
-
-    def _environment(self, server: ServerSettings, options: HostedOptions, node: Node) -> None:
-        host, port = self._address(options, node)
-        name = f"environment-{server.name}"
-        handle = start_actor(EnvironmentHost, node, name, server, host, port)
-        self._track("resources", server.name, node, name, handle)
-
-    def _track(self, kind: str, server_name: str, node: Node, actor_name: str, handle: Any) -> None:
-        self.hosts[actor_name] = handle
-        self.waiting[handle.url.remote()] = _Start(kind, server_name, node.node_id, handle)
+    def _wait(self, on_wait: OnWait) -> dict[str, dict[str, list[Endpoint]]]:
+        """Wait for what was told to start, and return where it is, by kind and server."""
+        found: dict[str, dict[str, list[Endpoint]]] = {"models": {}, "resources": {}, "engines": {}}
+        timeout_s, waiting = self._start_timeout_s, self._starter.waiting
+        until = time.monotonic() + timeout_s if timeout_s else math.inf
+        while waiting:
+            done, pending = ray.wait(list(waiting), num_returns=1, timeout=MOMENT_S)
+            if done:
+                start = waiting.pop(done[0])
+                found[start.kind].setdefault(start.server, []).append(Endpoint(start.node_id, get(done[0], None)))
+                continue
+            names = ", ".join(sorted({waiting[ref].server for ref in pending}))
+            reasons = _reasons([waiting[ref].handle for ref in pending]) or names
+            if time.monotonic() > until:
+                raise ServerStartError(
+                    f"not up after {timeout_s:g} s: {reasons}; {offer()}; raise start_timeout_s if they need longer"
+                )
+            on_wait(reasons)
+        return found
 
 
 def start_servers(
@@ -141,6 +155,7 @@ def start_servers(
     cache_dir: Path,
     control_token: str | None = None,
     on_wait: OnWait | None = None,
+    namespace: str | None = None,
 ) -> RunningServers:
     """Start every model server and resources server of the settings and wait until each one answers.
 
@@ -150,6 +165,7 @@ def start_servers(
         cache_dir: Where the embedded model's weights are assembled.
         control_token: Bearer by which a trainer reads the manifests of a run whose workers keep the tokens (C220).
         on_wait: Called every moment while servers start, with what is waited for; it may raise to give up.
+        namespace: Where the names of the servers' actors live, None for this process's own.
 
     Returns:
         The running servers; what was started is stopped again when one of them fails.
@@ -157,35 +173,14 @@ def start_servers(
     Raises:
         ServerStartError: One did not come up, or not in ``start_timeout_s``; the message names it and the cause.
     """
-    starter = _Starter(settings, run_token, control_token, cache_dir, alive_nodes())
-    running = RunningServers(ServerDirectory({}, {}), starter.hosts, starter.engines)  # grows as they are started
+    starter = ServerStarter(settings, ServerTokens(run_token, control_token), cache_dir, namespace)
+    running = RunningServers(starter, settings.start_timeout_s)
     try:
-        starter.start()
-        running.directory = _wait_for(starter, settings.start_timeout_s, on_wait or (lambda _: None))
+        running.start(working_nodes(), local_node(), on_wait or (lambda _: None))
     except BaseException:
         running.stop(timeout_s=2.0)
         raise
     return running
-
-
-def _wait_for(starter: _Starter, timeout_s: float, on_wait: OnWait) -> ServerDirectory:
-    found: dict[str, dict[str, list[Endpoint]]] = {"models": {}, "resources": {}, "engines": {}}
-    until = time.monotonic() + timeout_s if timeout_s else math.inf
-    pending = list(starter.waiting)
-    while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=MOMENT_S)
-        names = ", ".join(sorted({starter.waiting[ref].server for ref in pending}))
-        if not done:
-            reasons = _reasons([starter.waiting[ref].handle for ref in pending]) or names
-            if time.monotonic() > until:
-                raise ServerStartError(
-                    f"not up after {timeout_s:g} s: {reasons}; {offer()}; raise start_timeout_s if they need longer"
-                )
-            on_wait(reasons)
-            continue
-        start = starter.waiting[done[0]]
-        found[start.kind].setdefault(start.server, []).append(Endpoint(start.node_id, get(done[0], None)))
-    return ServerDirectory(found["models"], found["resources"])
 
 
 def _reasons(handles: Sequence[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class ServerDirectory:
     """Replicas by server name.
 
     Attributes:
-        models: Model servers; each has at least one replica.
+        models: Model servers. One that lost all of its replicas has none until it gets another.
         resources: Resources servers.
     """
 
@@ -32,13 +32,29 @@ class ServerDirectory:
     def model_urls(self, node: str, turn: int) -> dict[str, str]:
         """Return one root URL for each model server: a replica on ``node``, else the replica whose turn it is.
 
+        A server without a replica is left out.
+
         Whoever takes the answer keeps it, so that all calls of a rollout meet one replica.
         """
-        return {name: _choose(replicas, node, turn) for name, replicas in self.models.items()}
+        return {name: _choose(replicas, node, turn) for name, replicas in self.models.items() if replicas}
 
     def resource_urls(self, node: str, turn: int) -> dict[str, str]:
         """Return one root URL for each resources server, chosen like :meth:`model_urls`."""
-        return {name: _choose(replicas, node, turn) for name, replicas in self.resources.items()}
+        return {name: _choose(replicas, node, turn) for name, replicas in self.resources.items() if replicas}
+
+    def with_models(self, more: Mapping[str, Sequence[Endpoint]]) -> ServerDirectory:
+        """Return a directory with more replicas of its model servers, behind those that it has."""
+        names = dict.fromkeys([*self.models, *more])
+        models = {name: [*self.models.get(name, ()), *more.get(name, ())] for name in names}
+        return ServerDirectory(models, self.resources)
+
+    def without_nodes(self, nodes: Collection[str]) -> ServerDirectory:
+        """Return a directory without what runs on some nodes; every server keeps its name."""
+        models, resources = (
+            {name: [item for item in replicas if item.node not in nodes] for name, replicas in servers.items()}
+            for servers in (self.models, self.resources)
+        )
+        return ServerDirectory(models, resources)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plain form that :meth:`from_json` reads."""

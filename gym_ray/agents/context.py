@@ -30,6 +30,10 @@ class ServerUrls:
     models: Mapping[str, str]
     resources: Mapping[str, str]
 
+    def with_newer(self, urls: ServerUrls) -> ServerUrls:
+        """Return the URLs of ``urls``, and these of servers that it does not name."""
+        return ServerUrls({**self.models, **urls.models}, {**self.resources, **urls.resources})
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -69,7 +70,14 @@ class AgentRunner:
         """Names of the agents that can run rows, sorted."""
         return sorted(self._agents)
 
-    async def run(self, row: bytes, rollout_id: str, agent_name: str, timeout_s: float | None) -> RunResult:
+    async def run(
+        self,
+        row: bytes,
+        rollout_id: str,
+        agent_name: str,
+        timeout_s: float | None,
+        urls: ServerUrls | None = None,
+    ) -> RunResult:
         """Run one attempt and return how it ended.
 
         Args:
@@ -77,6 +85,8 @@ class AgentRunner:
             rollout_id: Id of the attempt (D20).
             agent_name: Agent to run it.
             timeout_s: Time for the whole attempt, None for no bound.
+            urls: Root URLs of the servers for this attempt; None for those of the runner. A server that is not among
+                them is where the runner knows it.
 
         Raises:
             asyncio.CancelledError: The caller was cancelled; the agent was cancelled with it. Nothing else is raised.
@@ -85,7 +95,10 @@ class AgentRunner:
         reply: bytes | None = None
         failure = None
         try:
-            reply = hide(await self._within(row, rollout_id, agent_name, timeout_s), [self._run_token])
+            attempt = self._attempt(
+                row, rollout_id, agent_name, self._urls if urls is None else self._urls.with_newer(urls)
+            )
+            reply = hide(await self._within(attempt, rollout_id, agent_name, timeout_s), [self._run_token])
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to foreign code; all of it is recorded
@@ -103,7 +116,7 @@ class AgentRunner:
         if self._owns_http:
             await self._http.aclose()
 
-    async def _attempt(self, row: bytes, rollout_id: str, agent_name: str) -> bytes:
+    async def _attempt(self, row: bytes, rollout_id: str, agent_name: str, urls: ServerUrls) -> bytes:
         agent = self._agents.get(agent_name)
         if agent is None:
             known = ", ".join(self.agent_names) or "none"
@@ -117,17 +130,18 @@ class AgentRunner:
             rollout_id,
             self._http,
             api_key,
-            self._urls,
+            urls,
             self._connect_patience_s,
             token_capture=agent_name in self._trained,
             observability_enabled=self._observability_enabled,
         )
         return exact_json.dumps(await agent.run(parsed, ctx))
 
-    async def _within(self, row: bytes, rollout_id: str, agent_name: str, timeout_s: float | None) -> bytes:
+    async def _within(
+        self, attempt: Coroutine[Any, Any, bytes], rollout_id: str, agent_name: str, timeout_s: float | None
+    ) -> bytes:
         """Await the attempt in a task of its own, so that neither a hang nor ``sys.exit`` reaches the event loop."""
-        attempt = _contained(self._attempt(row, rollout_id, agent_name))
-        task: asyncio.Task[bytes | BaseException] = asyncio.create_task(attempt, name=f"agent {rollout_id}")
+        task: asyncio.Task[bytes | BaseException] = asyncio.create_task(_contained(attempt), name=f"agent {rollout_id}")
         agent = self._agents.get(agent_name)
         grace_s = self._cancel_grace_s + (agent.stop_s if agent is not None else 0.0)
         try:

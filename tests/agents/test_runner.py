@@ -194,6 +194,23 @@ async def test_simple_agent_seeds_talks_verifies_and_closes() -> None:
     assert result.latency_ms > 0
 
 
+async def test_an_attempt_keeps_to_the_servers_that_it_was_given(agent_file: Path) -> None:
+    old = ScriptedModel([responses_answer(message_item("old"))])
+    new = ScriptedModel([responses_answer(message_item("new"))])
+    options = CallableAgentOptions(callable=f"{agent_file}:calls_model")
+    async with in_process_client({"http://model": old, "http://moved": new}) as http:
+        runner = AgentRunner(settings(agent=options), URLS, run_token=None, http=http, connect_patience_s=0.0)
+        moved = await runner.run(
+            json.dumps(ROW).encode(), "0-1", "agent", 30.0, ServerUrls({"policy_model": "http://moved"}, {})
+        )
+        stayed = await runner.run(
+            json.dumps(ROW).encode(), "0-2", "agent", 30.0, ServerUrls({"other": "http://moved"}, {})
+        )
+        await runner.aclose()
+    assert "new" in json.dumps(reply_of(moved))
+    assert "old" in json.dumps(reply_of(stayed)), "a server that is not named is where it was"
+
+
 @pytest.mark.parametrize("takes_part", [True, False])
 async def test_the_calls_of_an_agent_that_takes_part_are_for_training(takes_part: bool) -> None:
     arrivals: list[Any] = []
