@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from gym_ray.actors.capture_writer import ActorChannel, local_directory
 from gym_ray.actors.http_host import HttpHost
 from gym_ray.actors.metrics import MetricsPublisher, StagingMetricsPublisher, TokenMetricsPublisher
 from gym_ray.child_interpreter import ChildInterpreter
+from gym_ray.model_call_capture.opening import open_capture_writer
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
@@ -41,10 +43,12 @@ class ModelServerHost(HttpHost):
         digest_key: bytes,
         local_engine_url: str | None,
         worker_url: str | None,
+        capture_writer: tuple[str, str] | None = None,
     ) -> None:
         self._settings, self._server_name = settings, server_name
         self._run_token, self._control_token = run_token, control_token
         self._digest_key, self._local_engine_url, self._worker_url = digest_key, local_engine_url, worker_url
+        self._capture_writer = capture_writer  # name and namespace of the actor that writes captures for this server
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
@@ -98,19 +102,22 @@ class ModelServerHost(HttpHost):
         self._waits_for = f"{self._server_name}: {reason}"
 
     def _open_writer(self) -> CaptureWriter | None:
-        directory = self._settings.capture_dir
-        if directory is None:
+        location = self._settings.capture_location
+        if location is None:
             return None
-        writer = CaptureWriter(
-            directory,
+        channel = None
+        if self._capture_writer is not None:
+            channel = ActorChannel(*self._capture_writer, timeout_s=self._settings.capture_timeout_s)
+        return open_capture_writer(
+            location,
             server_name=self._server_name,
             url=f"http://{self._host}:{self._port}",
             run_token=self._run_token,
             capture_timeout_s=self._settings.capture_timeout_s,
             redactor=self._redactor(),
+            local_dir=local_directory(),
+            channel=channel,
         )
-        writer.start()
-        return writer
 
     def _open_tokens(self) -> TokenCapture | None:
         settings = self._settings

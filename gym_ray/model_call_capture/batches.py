@@ -60,6 +60,7 @@ class Batches(Generic[ItemT]):
         most_bytes: Bytes of one batch, unless it is one item.
         most_pending_bytes: Items are refused while more than this is in memory.
         most_at_once: Batches that are on their way at the same time.
+        lingers: Whether records wait for company while many calls are open.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class Batches(Generic[ItemT]):
         most_bytes: int,
         most_pending_bytes: int = 256 * _MIB,
         most_at_once: int = 4,
+        lingers: bool = True,
     ) -> None:
         self._place, self._send, self._on_done, self._open_calls = place, send, on_done, open_calls
         self._most_items, self._most_bytes = most_items, most_bytes
         self._most_pending, self._most_at_once = most_pending_bytes, most_at_once
+        self._lingers = lingers
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
@@ -106,7 +109,7 @@ class Batches(Generic[ItemT]):
             self._waiting_bytes += size
             self._pending_bytes += size
             count = len(self._waiting)
-            is_alone = not self._sent_now and self._open_calls() - count < _COMPANY
+            is_alone = not self._sent_now and not self._has_company()
             if count in (1, _ENOUGH) or self._waiting_bytes >= self._most_bytes or is_alone:
                 self._changed.notify()
 
@@ -162,8 +165,10 @@ class Batches(Generic[ItemT]):
             return 0.0
         if self._sent_now == 1:
             return came + _SECOND_AFTER_S - now
-        others = self._open_calls() - len(self._waiting)
-        return self._go_at - now if others >= _COMPANY else 0.0
+        return self._go_at - now if self._has_company() else 0.0
+
+    def _has_company(self) -> bool:
+        return self._lingers and self._open_calls() - len(self._waiting) >= _COMPANY
 
     def _pop(self) -> tuple[list[ItemT], int]:
         items: list[ItemT] = []

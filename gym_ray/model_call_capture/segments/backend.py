@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +12,14 @@ from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError
 from gym_ray.model_call_capture.backends import WriterIdentity
 from gym_ray.model_call_capture.batches import Batches
+from gym_ray.model_call_capture.local_adoption import adopt_local_logs, local_logs
 from gym_ray.model_call_capture.open_log import OpenLog
 from gym_ray.model_call_capture.registry import encode_writer
-from gym_ray.model_call_capture.segments.adoption import adopt_dead_writers
+from gym_ray.model_call_capture.segments.adoption import lost_calls_of
 from gym_ray.model_call_capture.segments.layout import (
     LARGEST_SEGMENT_BYTES,
     MOST_RECORDS,
+    dead_name,
     mark_name,
     own_place,
     segment_name,
@@ -29,12 +30,7 @@ from gym_ray.model_call_capture.ticket import Ticket
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["OpenedSegments", "SegmentBackend", "local_logs"]
-
-
-def local_logs(local_dir: Path, place: str) -> Path:
-    """Return the directory of this machine for the open logs of writers to one place."""
-    return local_dir / "open-logs" / hashlib.sha256(place.encode()).hexdigest()[:16]
+__all__ = ["OpenedSegments", "SegmentBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +103,15 @@ class SegmentBackend:
         except StorageError as error:
             raise CaptureError(f"{self.place}: cannot mark {rollout_id} incomplete: {error}") from error
 
+    def lost_calls(self, writer_id: str, open_calls: Mapping[str, str]) -> Mapping[str, list[str]]:
+        """Return what a predecessor lost; see :class:`~gym_ray.model_call_capture.local_adoption.Heritage`."""
+        return lost_calls_of(self._store, writer_id, open_calls)
+
+    def remove_writer(self, writer_id: str) -> None:
+        """Remove a predecessor's registration, and that it is dead."""
+        self._own.delete(writer_name(writer_id))
+        self._own.delete(dead_name(writer_id))
+
     def open(
         self,
         identity: WriterIdentity,
@@ -119,7 +124,7 @@ class SegmentBackend:
             _ = self._store.exclusive  # a real attempt to write, whose answer is kept
         except StorageError as error:
             raise CaptureError(f"{self.place}: captures cannot be written: {error}") from error
-        adopt_dead_writers(self._store, self._own, self._logs, identity.label, marks=self)
+        adopt_local_logs(self._logs, identity.label, self)
         open_log = OpenLog(self._logs, f"{identity.writer_id}.log")
         try:
             self._own.publish(writer_name(identity.writer_id), encode_writer(identity.registration(None)))

@@ -12,9 +12,10 @@ import pytest
 
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError
 from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.local_adoption import local_logs
 from gym_ray.model_call_capture.open_log import list_logs
 from gym_ray.model_call_capture.registry import parse_writer
-from gym_ray.model_call_capture.segments.backend import SegmentBackend, local_logs
+from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, own_place, segment_name, segments_of
 from gym_ray.model_call_capture.segments.writing import publish_once
 from gym_ray.model_call_capture.writer import CaptureWriter
