@@ -37,6 +37,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ROUND_S = 0.2
 _STOP_CHECK_S = 1.0
 _OUTPUT_PATIENCE_S = 1.0
+_NOT_REQUIRED = "+require_complete=false"
+_DIRECTORY_VARIABLE = "GYM_RAY_BENCHMARK_DIR"
+"""What tells the programs of a benchmark where its directory is."""
 
 
 def driver_command(directory: str | Path, python: str | None = None) -> list[str]:
@@ -110,13 +113,16 @@ class Driver:
         except OSError as error:
             return failed(f"{name} cannot be started: {error}")
         artifacts, output = (self._directory / OUTPUT).parent, self._directory / OUTPUT
-        return ending_of(
+        ending = ending_of(
             name,
             status,
             stop=self._stopping.reason,
             wrote=own is not None or _holds_files(artifacts),
             has_output=own is not None or _is_there(output),
         )
+        if ending.state == "complete" and not ending.message and _NOT_REQUIRED in self._arguments.eval_run:
+            return ending._replace(message="samples may be missing, for require_complete is false")
+        return ending
 
     def _prepare(self, words: Sequence[str]) -> Ending | None:
         """Run what prepares; return an ending unless the evaluation may begin."""
@@ -290,7 +296,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         known = planned.secrets | planned.environ.secrets_in(environ)
         log = DriverLog(directory / DRIVER_LOG, known, sys.stdout.fileno())
         stack.callback(log.close)
-        return Driver(directory, planned, {"PYTHONUNBUFFERED": "1", **child_environ}, log).run()
+        own = {"PYTHONUNBUFFERED": "1", **child_environ, _DIRECTORY_VARIABLE: str(directory)}
+        return Driver(directory, planned, own, log).run()
 
 
 def _never_began(directory: Path, message: str) -> int:

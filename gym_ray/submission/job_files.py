@@ -24,7 +24,7 @@ from typing import Any
 
 from gym_ray import __version__, exact_json
 from gym_ray.errors import StorageError, StorageExistsError
-from gym_ray.storage.durable_files import OWNER_ONLY, make_directory, replace_file
+from gym_ray.storage.durable_files import OWNER_ONLY, make_directory, replace_file, sync_directory
 from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.submission.arguments import ARGUMENTS, BenchmarkArguments, read_arguments
 from gym_ray.submission.benchmark_names import JOB_RECORD, RESOLVED_CONFIG, name_problem
@@ -182,6 +182,7 @@ def write_job(plan: SubmitPlan, *, created_at: float) -> JobFiles:
     try:
         make_directory(calls, directory.parent)
         directory.mkdir()
+        sync_directory(calls, str(directory.parent))
         _put(directory / RESOLVED_CONFIG, plan.submission.resolved(redact=False).encode(), OWNER_ONLY)
         for benchmark in plan.benchmarks:
             _write_benchmark(benchmark, directory.name, created_at)

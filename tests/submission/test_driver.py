@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import gym_ray
 from gym_ray.errors import StorageError
 from gym_ray.settings.yaml_files import dump_yaml
 from gym_ray.submission.documents import read_submission
@@ -68,7 +69,12 @@ class Run:
         self.directory = job.benchmark("b")
         command = driver_command(self.directory, sys.executable)
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+            cwd=job.directory.parent,
         )
 
     def status(self) -> BenchmarkStatus:
@@ -165,10 +171,66 @@ def test_an_evaluation_does_not_begin_when_prepare_fails(
     assert not mark.exists()
 
 
-def test_prepare_runs_first(tmp_path: Path, start: Callable[..., Run]) -> None:
-    mark = tmp_path / "prepared"
-    run = start(job_of(tmp_path, {"prepare": f"touch {mark}", "command": ["test", "-e", str(mark)]}))
+def test_prepare_runs_first_and_both_know_the_directory(tmp_path: Path, start: Callable[..., Run]) -> None:
+    mark = '"$GYM_RAY_BENCHMARK_DIR/artifacts/prepared"'
+    run = start(job_of(tmp_path, {"prepare": f"touch {mark}", "command": f"test -e {mark}"}))
     assert run.end()[0] == 0
+    assert (run.directory / "artifacts/prepared").exists()
+
+
+class Stand:
+    """A package of the command's name that stands in for it: it does what its environment says."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        package = tmp_path / "stand/gym_ray"
+        package.mkdir(parents=True)
+        real = Path(gym_ray.__file__).parent
+        (package / "__init__.py").write_text(f"__path__ = [{str(package)!r}, {str(real)!r}]; __version__ = '0'")
+        (package / "__main__.py").write_text(_STAND)
+        self.path = str(package.parent)
+
+
+_STAND = """
+import os, pathlib, sys
+words = dict(word[1:].split('=', 1) for word in sys.argv if word.startswith('+'))
+print('told', sys.argv[1:3], 'on the line', pathlib.Path('/proc/self/cmdline').read_bytes())
+if os.environ['WRITES'] == 'yes':
+    pathlib.Path(words['output_jsonl_fpath']).write_text('{}')
+sys.exit(int(os.environ['CODE']))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "writes", "run", "state", "exit_code", "told"),
+    [
+        ("0", "yes", {}, "complete", 0, ""),
+        ("0", "yes", {"require_complete": False}, "complete", 0, "samples may be missing"),
+        ("0", "no", {}, "failed", 1, "its records are not there"),
+        ("2", "yes", {}, "incomplete", 2, "not every sample"),
+        ("2", "no", {}, "failed", 1, "exit code 2"),
+    ],
+)
+def test_an_evaluation_is_judged_by_what_it_left(
+    tmp_path: Path,
+    start: Callable[..., Run],
+    code: str,
+    writes: str,
+    run: dict[str, Any],
+    state: str,
+    exit_code: int,
+    told: str,
+) -> None:
+    secret = "never-on-a-command-line"
+    job = job_of(tmp_path, {"run": {**run, "policy_api_key": secret}})
+    found = start(job, CODE=code, WRITES=writes, PYTHONPATH=Stand(tmp_path).path)
+    code_found, status = found.end()
+    assert (code_found, status.state) == (exit_code, state), found.log()
+    assert told in status.message
+    line = next(line for line in found.log().splitlines() if line.startswith("told"))
+    assert "['eval', 'run']" in line
+    assert "gym_ray.submission.evaluation" in line
+    assert secret not in line
+    assert "*" * 10 not in line
 
 
 def test_a_program_that_cannot_be_started_is_an_infrastructure_failure(
