@@ -297,6 +297,43 @@ def test_sigterm_is_told_at_once_and_passed_on(tmp_path: Path, start: Callable[.
     assert stored.read_text() == "stored"
 
 
+_TERMINABLE = """
+import os, pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(0.3)
+    pathlib.Path(sys.argv[1]).write_text('stored')
+    os._exit(130)
+signal.signal(signal.SIGTERM, stop)
+print('pids', os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_that_was_told_as_well_is_left_to_store(tmp_path: Path, start: Callable[..., Run]) -> None:
+    """Ray's job server signals every process of a job."""
+    stored = tmp_path / "stored"
+    run = start(job_of(tmp_path, {"command": [*program(_TERMINABLE), str(stored)]}))
+    (pid,) = until(lambda: _pids(run.log()))
+    run.process.send_signal(signal.SIGTERM)
+    os.kill(int(pid), signal.SIGTERM)
+    code, status = run.end()
+    assert (code, status.state) == (130, "stopped")
+    assert stored.read_text() == "stored"
+
+
+def test_a_driver_that_is_killed_while_it_stops_has_said_so(tmp_path: Path, start: Callable[..., Run]) -> None:
+    stubborn = "import signal, time; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    run = start(job_of(tmp_path, {"command": program(stubborn)}))
+    until(lambda: "ready" in run.log())
+    run.process.send_signal(signal.SIGTERM)
+    until(lambda: run.status().state == "stopped")
+    run.process.kill()
+    code, status = run.end()
+    assert code == -signal.SIGKILL
+    assert (status.state, status.exit_code) == ("stopped", 130)
+    assert "what runs is given up" in status.message
+
+
 def test_a_program_that_will_not_stop_is_killed_and_stopped_is_on_disk_before(
     tmp_path: Path, start: Callable[..., Run]
 ) -> None:
