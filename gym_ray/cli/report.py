@@ -137,7 +137,7 @@ def first_failures(path: Path) -> dict[str, str]:
 def print_report(
     console: Console,
     metrics: RunMetrics,
-    files: Sequence[tuple[str, Path]],
+    files: Sequence[tuple[str, object]],
     progress: RunProgress,
     first_messages: Mapping[str, str],
     aggregation: Aggregation | None = None,
@@ -147,7 +147,7 @@ def print_report(
     Args:
         console: Where to.
         metrics: What this collector counted.
-        files: What was written, each with its label.
+        files: Where what was written is, each place with its label.
         progress: Where the run stands.
         first_messages: First message of each failure class.
         aggregation: Figures over all records, also those of earlier collectors, with intervals; where it is there, it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from gym_ray.cli.eval_health import print_health
 from gym_ray.cli.found_servers import Head
 from gym_ray.cli.head import HeadWatch
 from gym_ray.cli.report import RunBar, Waiting, first_failures, print_report, report_console
-from gym_ray.cli.run_plan import end_plan
+from gym_ray.cli.run_plan import end_plan, shared_places
 from gym_ray.cli.runtime import INTERRUPTED, Interrupts, new_run_token, ray_session, user_cache_dir
 from gym_ray.cli.token_remarks import collection_remarks, control_token, print_warnings
 from gym_ray.errors import GymRayError
@@ -43,8 +42,10 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
     with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
         from gym_ray.actors.collecting import collecting
         from gym_ray.actors.collector import CollectionPlan
+        from gym_ray.actors.doctor import check_shared
         from gym_ray.actors.servers import start_servers
 
+        check_shared(shared_places(settings, plan), on_wait=interrupts.check)
         servers, watch = None, None
         if head is None:
             token = new_run_token()
@@ -66,6 +67,7 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
                 head.directory,
                 run_token=head.run_token,
                 on_wait=interrupts.check,
+                servers=servers,
             ) as running:
                 _print_start(console, running.start)
                 end = _follow(running.collector, console, interrupts, watch)
@@ -172,15 +174,15 @@ class _Report:
             errors.print(f"[yellow]warning[/] {escape(problem)}")
         return stopped or self._verdict(errors)
 
-    def _files(self) -> list[tuple[str, Path]]:
+    def _files(self) -> list[tuple[str, object]]:
         progress, paths, aggregated = self.progress, self.paths, self.ended.aggregation is not None
-        files: Sequence[tuple[str, Path | None]] = (
+        files: Sequence[tuple[str, object]] = (
             ("records", paths.output),
             ("failures", paths.failures if progress.failed or progress.retries else None),
             ("metrics", paths.metrics if aggregated else None),
             ("by agent", paths.aggregate_metrics if aggregated else None),
             ("health", paths.public_quality_summary if self.ended.health is not None else None),
-            ("captures", self.settings.capture_dir),
+            ("captures", self.settings.capture_location),
             ("tokens", self.settings.token_dir),
         )
         return [(label, path) for label, path in files if path is not None]

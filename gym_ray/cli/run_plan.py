@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from gym_ray.capture_location import CaptureLocation
 from gym_ray.cli.eval_aggregate import aggregation_options
 from gym_ray.cli.eval_health import check_ids
 from gym_ray.errors import SettingsError
@@ -14,7 +17,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.session import RunPlan
 from gym_ray.settings import RunSettings
 
-__all__ = ["check_plan", "end_plan", "plan_of"]
+__all__ = ["check_plan", "end_plan", "plan_of", "shared_places"]
 
 
 def plan_of(settings: RunSettings) -> RunPlan:
@@ -60,3 +63,14 @@ def check_plan(plan: RunPlan) -> None:
         for _ in read_rows(plan.source, plan.options):
             pass
     RunLock(plan.paths).close()
+
+
+def shared_places(settings: RunSettings, plan: RunPlan) -> list[CaptureLocation | Path]:
+    """Return what every node must see as one place (D136): outputs, captures, tokens.
+
+    Where captures are handed to one writer, nobody but the node of this command joins, so nothing must be shared.
+    """
+    if settings.model_call_capture_writer == "hosted":
+        return []
+    places = (plan.paths.output.parent, plan.captures, settings.token_dir)
+    return [place for place in places if place is not None]
