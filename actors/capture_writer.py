@@ -17,9 +17,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from gym_ray.actors.health import Watched
 from gym_ray.capture_location import CaptureLocation
-from gym_ray.errors import CaptureError, GymRayError, SettingsError
+from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.model_call_capture.hosted.channel import HostedRecord, Receipt
 from gym_ray.model_call_capture.hosted.files import HostedFiles
+from gym_ray.model_call_capture.hosted.stores import HostedStores
 from gym_ray.model_call_capture.registry import RegisteredWriter
 
 __all__ = ["ActorChannel", "CaptureWriterHost", "local_directory"]
@@ -38,7 +39,7 @@ def local_directory() -> Path:
 
 
 class CaptureWriterHost(Watched):
-    """Writes the captures of any number of model servers into one directory.
+    """Writes the captures of any number of model servers into one directory, or to one object store.
 
     Args:
         location: Where captures go.
@@ -48,14 +49,15 @@ class CaptureWriterHost(Watched):
         super().__init__()
         self._location = location
         self._files: HostedFiles | None = None
+        self._stores: HostedStores | None = None
         self._threads = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="captures")
         self._up = asyncio.get_running_loop().create_task(self._begin(self._open()))
 
     async def _open(self) -> str:
         directory = self._location.directory
         if directory is None:
-            remedy = "leave model_call_capture_writer at direct: model servers write to object stores themselves"
-            raise SettingsError(str(self._location), "model_call_capture_writer", "only a directory is hosted", remedy)
+            self._stores = await asyncio.to_thread(HostedStores, self._location)
+            return self._stores.place
         self._files = await asyncio.to_thread(HostedFiles, directory)
         return str(directory)
 
@@ -63,8 +65,9 @@ class CaptureWriterHost(Watched):
         """Return the place once records can be written.
 
         Raises:
-            SettingsError: The place is not a directory.
+            SettingsError: Nothing that is installed can open the place.
             CaptureError: It cannot be used; the message names it.
+            StorageError: The same.
         """
         return await asyncio.shield(self._up)
 
@@ -92,21 +95,32 @@ class CaptureWriterHost(Watched):
         """Take a writer out of the registry."""
         await self._run(lambda files: files.remove_writer(writer_id))
 
+    async def call_store(self, own: bool, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a store of the place; see :class:`gym_ray.model_call_capture.hosted.stores.StoreChannel`."""
+        await self.ready()
+        if self._stores is None:
+            raise CaptureError(f"{self._location}: a directory, so it takes records and no segments")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._stores.call_store, own, method, arguments
+        )
+
     async def close(self) -> None:
         """Finish what was taken; idempotent."""
         self._up.cancel()
-        if self._files is not None:
-            await asyncio.to_thread(self._files.close)
+        for part in (self._files, self._stores):
+            if part is not None:
+                await asyncio.to_thread(part.close)
         self._threads.shutdown(wait=False)
 
     async def _run(self, work: Callable[[HostedFiles], _T]) -> _T:
         await self.ready()
-        assert self._files is not None  # ready() returned
+        if self._files is None:
+            raise CaptureError(f"{self._location}: not a directory, so it takes segments and no records")
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, self._files)
 
 
 class ActorChannel:
-    """The way to a :class:`CaptureWriterHost`; implements ``RecordChannel``. Blocks its own thread.
+    """The way to a :class:`CaptureWriterHost`; implements ``HostedChannel``. Blocks its own thread.
 
     A writer whose process is started again gets the same batch once more, and finds what is written of it already.
 
@@ -149,6 +163,10 @@ class ActorChannel:
     def remove_writer(self, writer_id: str) -> None:
         """See the protocol."""
         self._call("remove_writer", writer_id)
+
+    def call_store(self, own: bool, method: str, arguments: Sequence[Any]) -> Any:
+        """See :class:`gym_ray.model_call_capture.hosted.stores.StoreChannel`."""
+        return self._call("call_store", own, method, arguments)
 
     def _call(
         self, method: str, *arguments: Any, repeat: bool = False, again: bool = False, timeout_s: float | None = None

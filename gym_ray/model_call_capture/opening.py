@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.model_call_capture.backends import CaptureBackend, FileBackend
 from gym_ray.model_call_capture.hosted.backend import HostedBackend
 from gym_ray.model_call_capture.hosted.channel import RecordChannel
+from gym_ray.model_call_capture.hosted.stores import RemoteStore, StoreChannel
 from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.writer import CaptureWriter
 
-__all__ = ["open_capture_writer"]
+__all__ = ["HostedChannel", "open_capture_writer"]
+
+
+class HostedChannel(RecordChannel, StoreChannel, Protocol):
+    """The way to a process that writes captures: into a directory record by record, to an object store in segments."""
 
 
 def open_capture_writer(
@@ -24,7 +30,7 @@ def open_capture_writer(
     capture_timeout_s: float,
     redactor: Redactor | None,
     local_dir: Path,
-    channel: RecordChannel | None = None,
+    channel: HostedChannel | None = None,
 ) -> CaptureWriter:
     """Return a started writer.
 
@@ -44,7 +50,10 @@ def open_capture_writer(
         CaptureError: The place cannot be used; names it.
     """
     backend: CaptureBackend
-    if channel is not None:
+    if channel is not None and location.directory is None:
+        stores = RemoteStore(channel, own=False), RemoteStore(channel, own=True)
+        backend = SegmentBackend(*stores, local_dir=local_dir)
+    elif channel is not None:
         backend = HostedBackend(channel, local_dir=local_dir)
     elif location.directory is not None:
         backend = FileBackend(location.directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gym_ray import exact_json
 from gym_ray.capture_location import CaptureLocation
-from gym_ray.errors import CaptureError, StorageError
+from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.model_call_capture.backends import WriterIdentity
 from gym_ray.model_call_capture.batches import Batches
 from gym_ray.model_call_capture.local_adoption import adopt_local_logs, local_logs
@@ -64,6 +64,8 @@ class OpenedSegments:
         try:
             if finished and marked:
                 own.delete(writer_name(self.writer_id))
+        except GymRayError as error:
+            raise OSError(str(error)) from error
         finally:
             self.open_log.close()
             if finished:
@@ -100,7 +102,7 @@ class SegmentBackend:
         """Put a mark beside the segments; see the protocol."""
         try:
             self._store.publish(mark_name(rollout_id), exact_json.dumps({"marked_at": time.time()}) + b"\n")
-        except StorageError as error:
+        except GymRayError as error:
             raise CaptureError(f"{self.place}: cannot mark {rollout_id} incomplete: {error}") from error
 
     def lost_calls(self, writer_id: str, open_calls: Mapping[str, str]) -> Mapping[str, list[str]]:
@@ -122,13 +124,13 @@ class SegmentBackend:
         """Begin to write segments; see the protocol."""
         try:
             _ = self._store.exclusive  # a real attempt to write, whose answer is kept
-        except StorageError as error:
+        except GymRayError as error:
             raise CaptureError(f"{self.place}: captures cannot be written: {error}") from error
         adopt_local_logs(self._logs, identity.label, self)
         open_log = OpenLog(self._logs, f"{identity.writer_id}.log")
         try:
             self._own.publish(writer_name(identity.writer_id), encode_writer(identity.registration(None)))
-        except StorageError as error:
+        except GymRayError as error:
             open_log.close()
             raise CaptureError(f"{self.place}: the writer cannot be registered: {error}") from error
         writing = SegmentWriting(self._store, identity.writer_id)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gym_ray.errors import StorageError, StorageExistsError
+from gym_ray.errors import CaptureError, StorageError, StorageExistsError
 from gym_ray.model_call_capture.segments.layout import (
     LARGEST_SEGMENT_BYTES,
     MOST_RECORDS,
@@ -126,7 +126,7 @@ def publish_once(store: SegmentStore, name: str, data: bytes, *, pause: Callable
         except StorageExistsError:
             if store.read(name) != data:
                 raise
-        except StorageError as error:
+        except (StorageError, CaptureError) as error:  # the second: whoever has the store cannot be reached
             if pause_s is None:
                 raise
             _log.warning("%s; tried again", error)

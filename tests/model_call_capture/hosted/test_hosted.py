@@ -244,7 +244,9 @@ async def test_the_next_server_marks_exactly_what_its_predecessor_lost(site: Sit
     log = writer._running.backend.open_log  # type: ignore[union-attr]
     before = log.path.read_bytes()
     await writer.commit(kept)
-    log._calls.write_at(log._fd, before, 0)
+    await until(lambda: kept.call_id not in log._open)
+    with log._lock:
+        log._calls.write_at(log._fd, before, 0)  # as if killed before the end was noted
     log._closed = True
     log._calls.close(log._fd)
     successor = site.start()

@@ -13,7 +13,7 @@ import pytest
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError
 from gym_ray.model_call_capture.exchange import Exchange
 from gym_ray.model_call_capture.local_adoption import local_logs
-from gym_ray.model_call_capture.open_log import list_logs
+from gym_ray.model_call_capture.open_log import OpenLog, list_logs
 from gym_ray.model_call_capture.registry import parse_writer
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, own_place, segment_name, segments_of
@@ -79,6 +79,14 @@ def abandon(writer: CaptureWriter) -> None:
     log = writer._running.backend.open_log
     log._closed = True
     log._calls.close(log._fd)
+
+
+async def as_if_not_ended(log: OpenLog, before: bytes, *exchanges: Exchange) -> None:
+    """Leave the log as it was before the ends of calls were noted, as a kill right after their records would."""
+    ids = {exchange.call_id for exchange in exchanges}
+    await until(lambda: not ids & set(log._open))
+    with log._lock:
+        log._calls.write_at(log._fd, before, 0)
 
 
 def refuse_creates(place: Place, error: Exception | None = None) -> None:
@@ -281,7 +289,7 @@ async def test_the_next_server_marks_exactly_what_its_predecessor_lost(place: Pl
     log = writer._running.backend.open_log  # type: ignore[union-attr]
     before = log.path.read_bytes()
     await writer.commit(kept)
-    log._calls.write_at(log._fd, before, 0)  # killed after the record was durable, before its end was noted
+    await as_if_not_ended(log, before, kept)
     abandon(writer)
     stranger = place.start("other")
     assert not place.marked("1-0")
@@ -302,7 +310,7 @@ async def test_late_listings_lose_no_call_of_a_predecessor(place: Place) -> None
     before = log.path.read_bytes()
     for exchange in exchanges:
         await writer.commit(exchange)
-    log._calls.write_at(log._fd, before, 0)
+    await as_if_not_ended(log, before, *exchanges)
     abandon(writer)
     lagging = LaggingStore(place.store, lag=100)
     assert lagging.list("segments/") == []
@@ -317,7 +325,7 @@ async def test_a_damaged_segment_of_a_predecessor_counts_as_lost(place: Place) -
     exchange = begin(writer)
     before = log.path.read_bytes()
     await writer.commit(exchange)
-    log._calls.write_at(log._fd, before, 0)
+    await as_if_not_ended(log, before, exchange)
     abandon(writer)
     name = segment_name(writer.writer_id, 1)
     place.store.publish(name, place.store.read(name)[:-1])
