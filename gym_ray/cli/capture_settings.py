@@ -24,7 +24,7 @@ _TOLD: Final = ("all_agents", "sink", "lineage_store", "delta_records", "on_unpr
 
 def capture_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the capture settings that servers act on, by their dotted keys; JSON values."""
-    calls, block = settings.capture_dir, settings.token_id_capture
+    calls, block = settings.capture_location, settings.token_id_capture
     found: dict[str, Any] = {
         "observability_enabled": settings.observability_enabled,
         "model_call_capture_dir": str(calls) if calls else None,

@@ -91,3 +91,13 @@ def test_a_collection_says_all_that_differs_before_it_starts() -> None:
     assert [line.split(": ")[1] for line in lines] == ["token_id_capture.all_agents", "token_id_capture.dir"]
     with pytest.raises(SettingsError, match="observability_enabled: is false here and true at the servers"):
         found.joined(settings(BLOCK))
+
+
+def test_places_in_object_stores_are_compared_without_their_credentials() -> None:
+    def at(url: str) -> RunSettings:
+        return settings(observability_enabled=True, model_call_capture_dir=url)
+
+    assert differences(at("s3://key:word@bucket/calls"), at("s3://bucket/calls")) == {}
+    (shown,) = differences(at("s3://key:word@bucket/mine"), at("s3://bucket/calls")).values()
+    assert "s3://bucket/mine" in shown
+    assert "word" not in shown

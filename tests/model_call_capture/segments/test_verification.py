@@ -81,3 +81,18 @@ def test_commands_take_a_url() -> None:
     verified = runner.invoke(app, ["captures", "verify", location.where], catch_exceptions=False)
     assert verified.exit_code == 0
     assert "2 calls in 2 lines" in verified.output
+
+
+def test_commands_say_what_they_cannot_open() -> None:
+    location, _ = place()
+    runner = CliRunner(env={"COLUMNS": "200"})
+    for arguments, part in [
+        (["captures", "tokens", location.where, "0-0"], "token captures are in directories"),
+        (["captures", "show", location.where, "0-0"], "no capture of rollout 0-0"),
+        (["captures", "ls", "ftp://host/x"], "captures cannot be kept under ftp://"),
+        (["captures", "ls", location.where, "--storage-options", "[1]"], "is no JSON object"),
+        (["captures", "ls", "/missing"], "not a directory"),
+    ]:
+        result = runner.invoke(app, arguments)
+        assert result.exit_code != 0
+        assert part in str(result.exception) + result.output
