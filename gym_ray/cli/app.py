@@ -15,6 +15,7 @@ from gym_ray.cli.captures import captures_app
 from gym_ray.cli.captures_tokens import tokens
 from gym_ray.cli.captures_verify import verify
 from gym_ray.cli.ctl import ctl
+from gym_ray.cli.doctor import doctor
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
@@ -40,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("doctor")(doctor)
 app.add_typer(env_app, name="env")
 eval_app.command("aggregate")(aggregate_runs)
 eval_app.command("health")(health)

@@ -138,11 +138,10 @@ class DirectoryHand:
             self._write(self._name(change, self._me), _BEFORE)
         self._write(self._lock_name(self._me), b"")
 
-    def look(self, others: Sequence[int]) -> None:
-        """Look at everything of the others before it changes, so that what this node keeps of it is old then."""
-        for change in Change:
-            for other in others:
-                self._is_seen(change, other)
+    def look(self, others: Sequence[int], change: Change) -> None:
+        """Look at what the others will change, so that what is kept of it on the way is old afterwards."""
+        for other in others:
+            self._is_seen(change, other)
 
     def change(self, change: Change) -> None:
         """Make a change, durable when it returns.

@@ -101,7 +101,6 @@ class _Examination:
     def _compare(self) -> None:
         changes = STORE_CHANGES if self._evidence.is_store else DIRECTORY_CHANGES
         self._round(self._able(), "prepare", [])
-        self._each("look")
         for change in (Change.IDENTITY, *changes):
             self._compare_change(change)
         if not self._evidence.is_store:
@@ -109,6 +108,8 @@ class _Examination:
         self._race()
 
     def _compare_change(self, change: Change) -> None:
+        looks = {node: self._start(node, "look", self._peers(node, change), change) for node in self._able()}
+        self._answers(looks, "look", self._timeout_s)
         changed = self._round(self._able(), "change", change)
         patience_s = self._evidence.patience_s
         peers = {node: [other for other in self._peers(node, change) if other in changed] for node in self._able()}
@@ -163,10 +164,7 @@ class _Examination:
 
     def _each(self, step: str, *arguments: Any) -> dict[int, Any]:
         """Let every node take a step about those that see the same place."""
-        peers = {node: self._peers(node, Change.LIST) for node in self._able()}
-        if step == "look":  # nothing is known yet
-            peers = {node: self._peers(node, Change.IDENTITY) for node in peers}
-        futures = {node: self._start(node, step, peers[node], *arguments) for node in peers}
+        futures = {node: self._start(node, step, self._peers(node, Change.LIST), *arguments) for node in self._able()}
         return self._answers(futures, step, self._timeout_s)
 
     def _round(self, numbers: Sequence[int], step: str, *arguments: Any) -> dict[int, Any]:

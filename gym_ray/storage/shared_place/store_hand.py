@@ -82,11 +82,10 @@ class StoreHand:
         for change in _THERE_BEFORE:
             self._publish(self._name(change.name, self._me), _BEFORE)
 
-    def look(self, others: Sequence[int]) -> None:
-        """Look at everything of the others before it changes, so that what is kept of it on the way is old then."""
-        for change in (Change.IDENTITY, Change.NEW, Change.REPLACE, Change.LIST, Change.REMOVE):
-            for other in others:
-                self._is_seen(change, other)
+    def look(self, others: Sequence[int], change: Change) -> None:
+        """Look at what the others will change, so that what is kept of it on the way is old afterwards."""
+        for other in others:
+            self._is_seen(change, other)
 
     def change(self, change: Change) -> None:
         """Make a change, durable when it returns.
