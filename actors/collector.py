@@ -17,6 +17,7 @@ from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.collection import Collection, Finished, Progress
+from gym_ray.rollouts.control.desk import ControlDesk
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths
@@ -58,6 +59,7 @@ class CollectorHost(Watched):
         self._finished: AsyncGenerator[Finished] | None = None
         self._turn = asyncio.Lock()
         self._port: RayPort | None = None
+        self._desk: ControlDesk | None = None
 
     async def begin(self) -> SessionStart:
         """Take the output's lock, and begin the run or take it up again (D48, D49).
@@ -82,17 +84,25 @@ class CollectorHost(Watched):
         )
         self._collection = self._session.collection(port)
         self._finished = self._collection.finished()
+        self._desk = ControlDesk(run.paths, self._collection)
+        await self._desk.start()
         self._ready = True
 
     async def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
         """Use the seats of a node that joined as well."""
         if self._port is not None:
             self._port.admit(workers, joiners)
+            self._resize()
 
     async def part(self, nodes: Sequence[str]) -> None:
         """Give nothing more to seats on nodes that were lost."""
         if self._port is not None:
             self._port.part(nodes)
+            self._resize()
+
+    def _resize(self) -> None:
+        if self._collection is not None:
+            self._collection.resize()
 
     async def use(self, urls: Mapping[str, ServerUrls]) -> None:
         """Send attempts that start later to these servers, by the name of their worker."""
@@ -141,6 +151,8 @@ class CollectorHost(Watched):
         if self._finished is not None:
             async with self._turn:
                 await self._finished.aclose()
+        if self._desk is not None:
+            await self._desk.aclose()
         if self._port is not None:
             await self._port.aclose()
         self._session.close()

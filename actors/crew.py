@@ -13,7 +13,6 @@ from gym_ray.actors.joiner import JoinerHost
 from gym_ray.actors.rollout_worker import RolloutWorkerHost
 from gym_ray.actors.seats import Seat
 from gym_ray.agents.context import ServerUrls
-from gym_ray.rollouts.session import RunPlan
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
@@ -27,7 +26,7 @@ class Crew:
 
     Args:
         settings: The run's settings.
-        run: The run that the joiners join.
+        run: What a joiner is made from: its run, or where it asks for those of several.
         calls_at_once: Calls that one seat must take at once.
         run_token: What the servers ask for, None when they ask for nothing.
         namespace: Where the actors' names live, None for this process's own.
@@ -37,7 +36,7 @@ class Crew:
     """
 
     def __init__(
-        self, settings: RunSettings, run: RunPlan, *, calls_at_once: int, run_token: str | None, namespace: str | None
+        self, settings: RunSettings, run: object, *, calls_at_once: int, run_token: str | None, namespace: str | None
     ) -> None:
         self._settings, self._run, self._calls_at_once = settings, run, calls_at_once
         self._run_token, self._namespace = run_token, namespace

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from gym_ray.actors.calls import OnWait
+from gym_ray.actors.capture_writer import CaptureWriterHost
 from gym_ray.actors.cluster import LOOPBACK, Node, pick_ports, start_actor
 from gym_ray.actors.engine_host import EngineHost
 from gym_ray.actors.environment import EnvironmentHost
@@ -56,11 +59,13 @@ class ServerStarter:
         chosen = settings.capture_redaction.digest_key
         self._digest_key = secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
         self._beside_urls: dict[str, str] = {}
+        self._capture_writer: tuple[str, str] | None = None
         self.waiting: dict[Any, Started] = {}
         self.on_wait: OnWait | None = None
 
     def start_all(self, nodes: Sequence[Node], here: Node) -> None:
         """Start every server of the settings: model servers over ``nodes``, what holds sessions ``here``."""
+        self._start_capture_writer(here)
         for server in self._settings.servers.values():
             options = server.options
             if isinstance(options, ModelOptions):
@@ -104,8 +109,18 @@ class ServerStarter:
         name = f"model-{server.name}-{node.node_id[:8]}-{port}"
         tokens = (self._tokens.run, self._tokens.control, self._digest_key)
         worker_url = None if engine_url is None else self._worker(server, node, engine_url)
-        arguments = (self._settings, server.name, host, port, *tokens, engine_url, worker_url)
+        arguments = (self._settings, server.name, host, port, *tokens, engine_url, worker_url, self._capture_writer)
         self._track("models", server.name, node, name, ModelServerHost, *arguments)
+
+    def _start_capture_writer(self, node: Node) -> None:
+        """Start what writes captures for servers without the mount, where they are told to have none."""
+        location = self._settings.capture_location
+        if location is None or self._settings.model_call_capture_writer != "hosted":
+            return
+        name = "capture-writer"
+        handle = start_actor(CaptureWriterHost, node, name, location, namespace=self._namespace)
+        self.waiting[handle.ready.remote()] = Started("engines", name, node.node_id, name, handle)
+        self._capture_writer = name, self._namespace or ray.get_runtime_context().namespace
 
     def _engine(self, options: LocalModelOptions, node: Node) -> str:
         name = f"engine-{options.model_name}-{node.node_id[:8]}"

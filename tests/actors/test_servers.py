@@ -71,6 +71,26 @@ def test_a_killed_server_comes_back_on_its_port_and_goes_on_capturing(
         httpx.post(url, json={"input": "c"}, headers=TOKEN, timeout=5)
 
 
+def test_servers_hand_their_records_to_one_hosted_writer(
+    ray_cluster: None, tmp_path: Path, write_settings: Callable[..., Any], serve: Callable[[Any], str]
+) -> None:
+    from gym_ray.actors.servers import start_servers
+
+    text = MODEL.format(upstream=serve(FakeUpstream(text="hosted")), more="replicas: 2")
+    settings = write_settings(text, "++model_call_capture_writer=hosted")
+    servers = start_servers(settings, run_token="token-of-the-run", cache_dir=tmp_path)
+    try:
+        assert list(servers.engines) == ["capture-writer"], "one for all replicas"
+        for endpoint in servers.directory.models["policy_model"]:
+            url = f"{endpoint.url}/ng-rollout/0-0/v1/responses"
+            assert httpx.post(url, json={"input": "a"}, headers=TOKEN, timeout=60).status_code == 200
+            calls = CaptureStore(settings.capture_dir).read("0-0")
+            assert calls, "an answer came before its record"
+    finally:
+        servers.stop()
+    assert len(CaptureStore(settings.capture_dir).read("0-0")) == 2
+
+
 @pytest.mark.parametrize(
     ("more", "upstream", "mentions"),
     [

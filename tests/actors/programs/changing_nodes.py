@@ -180,6 +180,7 @@ def nodes_come_and_go(nodes: Nodes, directory: Path, url: str, asked: dict[str, 
             second = nodes.add()
             _is_used(run, running, servers, second)
             run.open_until(lambda: bool(run.inside(raylet_of(first))), "a row on the first node")
+            eventually(lambda: len(run.inside()) == AT_ONCE, "nothing moves any more")
             lost = run.inside(raylet_of(first)) | run.inside(raylet_of(second))
             nodes.kill(first, second)
             eventually(lambda: lost <= set(run.failures()), "what was lost is recorded")
