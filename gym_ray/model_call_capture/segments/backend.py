@@ -25,6 +25,7 @@ from gym_ray.model_call_capture.segments.layout import (
     segment_name,
     writer_name,
 )
+from gym_ray.model_call_capture.segments.reading_cleared import read_cleared
 from gym_ray.model_call_capture.segments.writing import SegmentWriting
 from gym_ray.model_call_capture.ticket import Ticket
 from gym_ray.storage.opening import open_store
@@ -106,8 +107,16 @@ class SegmentBackend:
             raise CaptureError(f"{self.place}: cannot mark {rollout_id} incomplete: {error}") from error
 
     def lost_calls(self, writer_id: str, open_calls: Mapping[str, str]) -> Mapping[str, list[str]]:
-        """Return what a predecessor lost; see :class:`~gym_ray.model_call_capture.local_adoption.Heritage`."""
-        return lost_calls_of(self._store, writer_id, open_calls)
+        """Return what a predecessor lost; see :class:`~gym_ray.model_call_capture.local_adoption.Heritage`.
+
+        What a rollout that has begun anew since then owes to an earlier attempt is nobody's loss.
+        """
+        lost = lost_calls_of(self._store, writer_id, open_calls)
+        return {rollout_id: ids for rollout_id, ids in lost.items() if not self._was_dropped(rollout_id, writer_id)}
+
+    def _was_dropped(self, rollout_id: str, writer_id: str) -> bool:
+        cleared = read_cleared(self._own, rollout_id)
+        return cleared is not None and writer_id in cleared.writers and cleared.writers[writer_id] is None
 
     def remove_writer(self, writer_id: str) -> None:
         """Remove a predecessor's registration, and that it is dead."""

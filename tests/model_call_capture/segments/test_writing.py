@@ -17,6 +17,7 @@ from gym_ray.model_call_capture.open_log import OpenLog, list_logs
 from gym_ray.model_call_capture.registry import parse_writer
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, own_place, segment_name, segments_of
+from gym_ray.model_call_capture.segments.reading_cleared import Cleared, write_cleared
 from gym_ray.model_call_capture.segments.writing import publish_once
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.storage.opening import open_store
@@ -331,6 +332,18 @@ async def test_a_damaged_segment_of_a_predecessor_counts_as_lost(place: Place) -
     place.store.publish(name, place.store.read(name)[:-1])
     successor = place.start()
     assert place.marked()
+    await asyncio.to_thread(successor.close)
+
+
+async def test_what_a_predecessor_owed_to_an_attempt_that_is_over_marks_nothing(place: Place) -> None:
+    writer = place.start()
+    for rollout_id in ("0-0", "1-0", "2-0"):
+        begin(writer, rollout_id)
+    abandon(writer)
+    write_cleared(place.own, "0-0", Cleared({writer.writer_id: None}, 1.0))
+    write_cleared(place.own, "1-0", Cleared({writer.writer_id: 7}, 1.0))  # it may have begun after that
+    successor = place.start()
+    assert [place.marked(rollout_id) for rollout_id in ("0-0", "1-0", "2-0")] == [False, True, True]
     await asyncio.to_thread(successor.close)
 
 
