@@ -14,6 +14,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.session import RunPlan
+from gym_ray.rollouts.training.outcomes import TokenRows
 
 __all__ = ["JoinerHost"]
 
@@ -22,18 +23,17 @@ class JoinerHost(Watched):
     """Joins attempts; whatever it acknowledges is in the run's files, so its loss costs nothing but time.
 
     Args:
-        run: The one run whose attempts it joins; None for a joiner of several.
-        plans: Name and namespace of the actor that knows the plans of several runs by their keys: a joiner that lost
-            its process asks it again.
+        run: The one run whose attempts it joins. For a joiner of several, name and namespace of the actor that knows
+            their plans by key: a joiner that lost its process asks it again.
     """
 
-    def __init__(self, run: RunPlan | None, plans: tuple[str, str] | None = None) -> None:
+    def __init__(self, run: RunPlan | tuple[str, str]) -> None:
         super().__init__()
         self._failure: GymRayError | None = None
-        self._plans, self._opening = plans, asyncio.Lock()
+        self._plans, self._opening = (run if isinstance(run, tuple) else None), asyncio.Lock()
         self._joiners: dict[str | None, Joiner] = {}
         try:
-            if run is not None:
+            if not isinstance(run, tuple):
                 self._joiners[None] = _joiner(run)
         except GymRayError as error:
             self._failure = error  # raised by the methods: an error of a constructor would lose its type on the way
@@ -69,13 +69,15 @@ class JoinerHost(Watched):
     ) -> JoinOutcome:
         """Join one attempt; its record is durable when this returns.
 
-        A table of training rows stays in the object store: ``token_rows`` is a reference to it.
+        A table of training rows stays in the object store: ``token_rows`` says where. Putting it there by hand also
+        puts small ones there, which a returned value would carry in its message.
         """
         await self.ready()
         outcome = await (await self._joiner_of(run)).join(job, result, request)
-        if outcome.token_rows is None:
+        table: Any = outcome.token_rows
+        if table is None:
             return outcome
-        return replace(outcome, token_rows=ray.put(outcome.token_rows))
+        return replace(outcome, token_rows=TokenRows(ray.put(table), table.nbytes))
 
     async def _joiner_of(self, run: str | None) -> Joiner:
         if run not in self._joiners and run is not None and self._plans is not None:

@@ -1,0 +1,169 @@
+"""What a training loop's collector holds: Ray, where nobody else has begun it, servers, seats and the host of steps."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError
+
+from gym_ray.actors.calls import get
+from gym_ray.actors.cluster import close_actors, connected, local_node, start_actor, working_nodes
+from gym_ray.actors.crew import Crew
+from gym_ray.actors.health import Health
+from gym_ray.actors.membership import Membership
+from gym_ray.actors.servers import RunningServers, start_servers
+from gym_ray.actors.training_host import TrainingHost
+from gym_ray.errors import ClusterError
+from gym_ray.rollouts.session import RunPlan
+from gym_ray.rollouts.training.outcomes import TokenRows
+from gym_ray.server_directory import ServerDirectory
+from gym_ray.settings import RunSettings, load_settings
+from gym_ray.token_id_capture.config import control_auth_token
+
+__all__ = ["RayPlace", "TrainingParts", "fetched", "loaded", "started_parts"]
+
+_CLOSING_S = 60.0
+_CALLS_AT_ONCE = 1000
+_FETCH_S = 60.0
+_BACK_S = 60.0
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlace:
+    """Which cluster, where in it the actors' names live, and where weights are assembled."""
+
+    address: str | None
+    namespace: str | None
+    cache_dir: Path
+
+
+def loaded(settings: RunSettings | str | Path | Sequence[str | Path]) -> RunSettings:
+    """Return the settings, read from their files where they are given as such.
+
+    Raises:
+        SettingsError: They are wrong.
+    """
+    if isinstance(settings, RunSettings):
+        return settings
+    files = [settings] if isinstance(settings, str | Path) else list(settings)
+    return load_settings(files, environ=os.environ)
+
+
+@dataclass(slots=True)
+class TrainingParts:
+    """What was started, in the order in which it ends again.
+
+    Attributes:
+        host: Handle of the :class:`TrainingHost`.
+        urls: Returns the root URL of every model server by what messages call it.
+        run_token: What the servers ask for.
+        interrupted: Steps that an earlier loop left half finished.
+        reopen: Opens the host again if it lost its process; nothing when it did not.
+        held: Ends everything.
+    """
+
+    host: Any
+    urls: Callable[[], Mapping[str, str]]
+    run_token: str | None
+    interrupted: tuple[int, ...]
+    reopen: Callable[[], None]
+    held: ExitStack
+
+
+def started_parts(
+    settings: RunSettings,
+    output_dir: Path,
+    place: RayPlace,
+    directory: ServerDirectory | None,
+    run_token: str | None,
+    *,
+    lanes: int,
+) -> TrainingParts:
+    """Start everything that a loop's steps share; what was started ends again when a part of it fails.
+
+    A process that has begun Ray keeps it: it is neither begun nor ended for it.
+
+    Raises:
+        ClusterError: Ray cannot be joined, or an actor did not start.
+        StorageError: Another collector uses the directory, or it cannot be written.
+        SettingsError: An agent cannot be built.
+    """
+    space = place.namespace or f"gym-ray/{secrets.token_hex(4)}"
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            stack.enter_context(connected(space, address=place.address or "local"))
+        servers: RunningServers | None = None
+        if directory is None:
+            run_token = run_token or secrets.token_urlsafe(32)
+            control = _control_token(settings)
+            servers = start_servers(
+                settings, run_token=run_token, control_token=control, cache_dir=place.cache_dir, namespace=space
+            )
+            stack.callback(servers.stop)
+            directory = servers.directory
+        given = directory
+        # The joiners of several runs ask the host for a run's plan, by its name.
+        plans = cast("RunPlan", ("training", space))
+        crew = Crew(settings, plans, calls_at_once=_CALLS_AT_ONCE, run_token=run_token, namespace=space)
+        stack.callback(crew.close, 10.0)
+        nodes = [node for node in working_nodes() if servers is None or node.node_id in servers.nodes]
+        workers, joiners = crew.start(nodes or working_nodes(), directory)
+        crew.wait(list(crew.handles), None)
+
+        # A host that lost its process comes back under its name, and does nothing until it is opened again.
+        host = start_actor(TrainingHost, local_node(), "training", lanes, namespace=space)
+        stack.callback(lambda: close_actors([host], _CLOSING_S))
+        interrupted = get(host.open.remote(output_dir, workers, joiners), None)
+        membership = Membership(crew, servers, directory, host)
+        membership.start()
+        stack.callback(membership.close)
+
+        def reopen() -> None:
+            if not _health_of(host).ready:
+                get(host.open.remote(output_dir, workers, joiners), None)
+
+        def urls() -> Mapping[str, str]:
+            found = given if servers is None else servers.directory  # one that was started follows its nodes
+            return {f"{name} at {item.url}": item.url for name, items in found.models.items() for item in items}
+
+        return TrainingParts(host, urls, run_token, interrupted, reopen, stack.pop_all())
+
+
+def _health_of(host: Any) -> Health:
+    """Return what a host says of itself, once its process is there."""
+    until = time.monotonic() + _BACK_S
+    while True:
+        try:
+            found: Health = get(host.health.remote(), None)
+        except ClusterError:  # Ray is starting its process again
+            if time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_S)
+        else:
+            return found
+
+
+def _control_token(settings: RunSettings) -> str | None:
+    block = settings.token_id_capture
+    return control_auth_token(block, os.environ) if block.enabled and block.external_staging else None
+
+
+def fetched(rows: object) -> pa.Table | None:
+    """Return a table out of the object store, its buffers where the store maps them; None when it is lost there."""
+    if not isinstance(rows, TokenRows):
+        return None
+    try:
+        table = ray.get(cast("Any", rows.reference), timeout=_FETCH_S)
+    except RayError:  # its owner or its node is gone, or it cannot be moved here in time: the record holds the same
+        return None
+    return table if isinstance(table, pa.Table) else None
