@@ -6,7 +6,7 @@ through here: Ray shows the entrypoint, the runtime environment and the metadata
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ class JobRequest:
     Attributes:
         submission_id: Its name, ours and fixed before the first try, so that asking again finds it.
         entrypoint: Shell command.
-        working_dir: Directory that is uploaded, None for what is installed on the cluster.
-        excludes: Patterns of what of it stays here.
+        working_dir: Directory that is uploaded, but for what Ray itself leaves out; None for what is installed there.
         metadata: What Ray shows beside the job.
         num_cpus: CPUs that are kept for the entrypoint; with these or ``resources`` it may run on any node that has
             them, without both on the head.
@@ -39,7 +38,6 @@ class JobRequest:
     submission_id: str
     entrypoint: str
     working_dir: Path | None = None
-    excludes: Sequence[str] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     num_cpus: float | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -47,9 +45,7 @@ class JobRequest:
     @property
     def runtime_env(self) -> dict[str, Any]:
         """What Ray sets up before the job starts."""
-        if self.working_dir is None:
-            return {}
-        return {"working_dir": str(self.working_dir), "excludes": list(self.excludes)}
+        return {} if self.working_dir is None else {"working_dir": str(self.working_dir)}
 
 
 @dataclass(frozen=True, slots=True)

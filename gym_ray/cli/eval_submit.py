@@ -19,6 +19,7 @@ from gym_ray.cli.job_plan import plan_json, print_plan
 from gym_ray.cli.job_standing import Clusters, Standing, settle, watched
 from gym_ray.cli.job_submission import Submitter, just_submitted, unfinished
 from gym_ray.cli.job_tables import print_standings, standings_json
+from gym_ray.cli.job_upload import Preflight
 from gym_ray.cli.report import report_console
 from gym_ray.cli.runtime import INTERRUPTED
 from gym_ray.errors import SettingsError
@@ -65,7 +66,7 @@ def submit_job(
         job_dir = Path(submission.job.output_path) / job_name(time.time(), secrets.token_hex(3))
         plan = plan_submit(submission, job_dir, environ=os.environ)
         if dry_run:
-            _show(out, plan, as_json=as_json)
+            _show(out, plan, working_dir, as_json=as_json)
             return
         files, jobs = _submit(plan, address, working_dir)
     raise typer.Exit(_report(out, files, jobs, address, as_json=as_json, wait=wait))
@@ -77,21 +78,44 @@ def _document(config: Path | None, overrides: Sequence[str]) -> Submission:
     return read_submission(config, overrides, environ=os.environ)
 
 
-def _show(out: Console, plan: SubmitPlan, *, as_json: bool) -> None:
+def _show(out: Console, plan: SubmitPlan, working_dir: Path | None, *, as_json: bool) -> None:
+    """Show a plan and what it would upload; what would be refused on submission is refused here, after it was shown."""
     if as_json:
         out.print(json.dumps(plan_json(plan), indent=2), markup=False, soft_wrap=True)
     else:
         print_plan(out, plan)
+    compute = plan.submission.compute
+    if isinstance(compute, RayCompute):
+        check_submittable(plan.submission)
+        _preflight(compute, working_dir or plan.submission.working_directory, _inputs(plan))
 
 
 def _submit(plan: SubmitPlan, address: str | None, working_dir: Path | None) -> tuple[JobFiles, list[BenchmarkJob]]:
-    """Submit a job; nothing is written before the cluster answered."""
+    """Submit a job; nothing is written before all that can be checked is."""
     compute = _ray_compute(plan.submission)
-    upload = working_dir or plan.submission.working_directory
+    preflight = _preflight(compute, working_dir or plan.submission.working_directory, _inputs(plan))
     cluster = job_server(job_server_address(address, os.environ, recorded=compute.address))
-    files = write_job(plan, created_at=time.time())
-    submitter = Submitter(files, cluster, compute, upload, compute.excludes)
-    return files, [submitter.submit(benchmark.name) for benchmark in plan.benchmarks]
+    with preflight.copied() as upload:
+        files = write_job(plan, created_at=time.time())
+        submitter = Submitter(files, cluster, compute, upload)
+        return files, [submitter.submit(benchmark.name) for benchmark in plan.benchmarks]
+
+
+def _preflight(compute: RayCompute, working_dir: Path | None, inputs: Sequence[str]) -> Preflight:
+    """Return what would be uploaded, after it was shown and checked."""
+    errors = _errors()
+    preflight = Preflight.of(compute, working_dir)
+    preflight.show(errors)
+    preflight.check(compute, inputs, os.environ, errors)
+    return preflight
+
+
+def _inputs(plan: SubmitPlan) -> list[str]:
+    return [path for benchmark in plan.benchmarks for path in benchmark.inputs]
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _resume(job_dir: Path, address: str | None, working_dir: Path | None) -> tuple[JobFiles, list[BenchmarkJob]]:
@@ -102,14 +126,15 @@ def _resume(job_dir: Path, address: str | None, working_dir: Path | None) -> tup
         return files, []
     submission = read_submission(files.directory / RESOLVED_CONFIG, environ=os.environ)
     compute = _ray_compute(submission)
-    upload = working_dir or _absolute(compute)
+    preflight = _preflight(compute, working_dir or _absolute(compute), ())
     recorded = next(job.address for job in files.record.benchmarks if job.name == names[0])
     cluster = job_server(job_server_address(address, os.environ, recorded=recorded))
-    submitter = Submitter(files, cluster, compute, upload, compute.excludes)
     jobs = []
-    for name in names:
-        files.queue_again(name)
-        jobs.append(submitter.submit(name))
+    with preflight.copied() as upload:
+        submitter = Submitter(files, cluster, compute, upload)
+        for name in names:
+            files.queue_again(name)
+            jobs.append(submitter.submit(name))
     return files, jobs
 
 
@@ -142,7 +167,7 @@ def _report(
     out: Console, files: JobFiles, jobs: Sequence[BenchmarkJob], address: str | None, *, as_json: bool, wait: bool
 ) -> int:
     """Show what was submitted, or, after waiting, how it ended; return the exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = _errors()
     failed = [job for job in jobs if job.state != "submitted"]
     for job in failed:
         errors.print(f"[bold red]{escape(job.name)}[/] {escape(job.message)}")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from gym_ray.errors import StorageError
 
-__all__ = ["LogTail"]
+__all__ = ["LogTail", "last_error"]
 
 _CHUNK_BYTES = 1 << 20
+_END_BYTES = 1 << 16
+_ERROR = "error: "
 
 
 class LogTail:
@@ -51,3 +53,15 @@ class LogTail:
             raise StorageError(f"{self._path}: cannot be read: {error.strerror or error}") from error
         self._offset += len(chunk)
         return chunk
+
+
+def last_error(path: Path) -> str:
+    """Return the last error that a program reported at the end of a log, "" where there is none to be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _END_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""  # the state is known without it, and who wants the log is told there what is wrong with it
+    errors = [line.removeprefix(_ERROR) for line in text.splitlines() if line.startswith(_ERROR)]
+    return errors[-1].strip() if errors else ""

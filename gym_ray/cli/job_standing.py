@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gym_ray.cli.job_cluster import job_server, job_server_address
+from gym_ray.cli.job_log_tail import last_error
 from gym_ray.errors import ClusterError
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles
 from gym_ray.submission.job_states import BenchmarkState
@@ -185,8 +186,16 @@ def standings(files: JobFiles, names: Iterable[str], clusters: Clusters, *, ask_
         if not status.ended and (ask_all or not speaks):
             heard = clusters.hear(jobs[name])
             status = files.status(name)
-        found.append(standing(jobs[name], status, heard, time.time()))
+        found.append(_explained(files, standing(jobs[name], status, heard, time.time())))
     return found
+
+
+def _explained(files: JobFiles, found: Standing) -> Standing:
+    """Add to a failure what its program said last, which its driver only logged."""
+    error = last_error(files.driver_log(found.job.name)) if found.status.state == "failed" else ""
+    if not error or error in found.note:
+        return found
+    return replace(found, note=f"{found.note}: {error}" if found.note else error)
 
 
 def watched(files: JobFiles, names: Collection[str], clusters: Clusters) -> Iterator[list[Standing]]:

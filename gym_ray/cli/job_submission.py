@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,15 +35,13 @@ class Submitter:
         files: The job.
         jobs: The cluster.
         compute: What the document says about it.
-        working_dir: Directory that is uploaded, None for none.
-        excludes: Patterns of what of it stays here.
+        working_dir: Directory that is uploaded as it is, None for none.
     """
 
     files: JobFiles
     jobs: RayJobs
     compute: RayCompute
     working_dir: Path | None
-    excludes: Sequence[str] = ()
 
     def submit(self, name: str) -> BenchmarkJob:
         """Submit a benchmark under a new id, and return what the record says of it then.
@@ -90,7 +87,6 @@ class Submitter:
             submission_id=job.submission_id or "",
             entrypoint=entrypoint(directory, python=self.compute.python, here=sys.executable),
             working_dir=self.working_dir,
-            excludes=self.excludes,
             metadata={
                 "gym_ray_job": record.id,
                 "gym_ray_benchmark": job.name,
@@ -135,7 +131,7 @@ def _moved(one: Standing, given: str | None) -> bool:
 
 
 def _still(one: Standing) -> str:
-    if one.heard.trouble:
+    if one.heard.trouble and one.state == "queued":
         problem = f"is {one.state}, and its cluster cannot be asked: {one.heard.trouble}"
         return f"{problem}; if that cluster is gone, name the new one with --address"
     return f"is {one.state}; stop it first with `gym-ray eval stop`, or wait for it"

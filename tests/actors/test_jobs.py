@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +22,28 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from gym_ray.cli.app import app
 from gym_ray.errors import ClusterError
+from gym_ray.submission.job_files import BenchmarkJob, read_job
+from gym_ray.submission.statuses import BenchmarkStatus
+from gym_ray.testing.job_desk import Desk
 from gym_ray.testing.job_head import JobHead, free_port, job_head
+from gym_ray.testing.numbered_upstream import numbered_upstream
 from gym_ray.testing.serving import served
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 METHODS = ["GET", "POST", "PUT"]
+PYTHON = sys.executable
+AGENT = Path(__file__).parent / "agents" / "asking_agent.py"
+ROOT = Path(__file__).parents[2]
+DEAF = """
+import signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -87,12 +107,11 @@ def test_a_running_job_is_stopped(jobs: Any, tmp_path: Path) -> None:
     assert jobs.stop(job.submission_id) is False
 
 
-def test_a_working_directory_arrives_without_what_is_excluded(jobs: Any, tmp_path: Path) -> None:
+def test_a_working_directory_arrives(jobs: Any, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "kept").touch()
-    (tmp_path / "up" / "left").touch()
     entrypoint = f"ls > {tmp_path}/seen"
-    job = job_of(new_id(), entrypoint, working_dir=tmp_path / "up", excludes=["left"])
+    job = job_of(new_id(), entrypoint, working_dir=tmp_path / "up")
     jobs.submit(job)
     wait_for(lambda: jobs.word(job.submission_id).ended)
     assert (tmp_path / "seen").read_text().split() == ["kept"]
@@ -157,3 +176,201 @@ def test_addresses_at_which_nobody_answers_as_a_job_server_should(head: JobHead)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClusterError, match="no answer in time"):
             RayJobs(url, answer_s=0.2)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, head: JobHead, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", head.url)  # the commands set it
+    return Desk(tmp_path, head, AGENT, app)
+
+
+def read_status(job_dir: str | Path, name: str) -> Any:
+    return json.loads((Path(job_dir) / name / "status.json").read_text())
+
+
+def records(directory: str | Path) -> list[Any]:
+    path = Path(directory) / "artifacts" / "rollouts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def captures(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.capture.jsonl"))
+
+
+def test_benchmarks_are_submitted_and_followed_to_their_end(desk: Desk, head: JobHead, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    with served(numbered_upstream(0.01)) as upstream:
+        benchmarks = {
+            "plain": desk.run(2),
+            "without": desk.run(2, observability_enabled=False),
+            "moved": desk.run(2, model_call_capture_dir=str(moved)),  # the same ids as `plain`, at the same time
+        }
+        job = desk.submit(benchmarks, upstream=upstream)
+        followed = desk.start("eval", "logs", job["job_dir"], "-f")
+        assert desk.states(job["job_dir"], code=2).keys() == benchmarks.keys(), "not over: 2"
+        out, err = followed.communicate(timeout=120)
+    assert followed.returncode == 0, err
+    assert {line.split("]")[0] for line in out.splitlines()} == {"[plain", "[without", "[moved"}
+    assert all(f"[{name}] [driver] complete" in out.splitlines() for name in benchmarks)
+    directory = Path(job["job_dir"])
+    assert [len(records(directory / name)) for name in benchmarks] == [2, 2, 2]
+    assert (
+        captures(directory / "plain" / "model-calls") == captures(moved) == ["0-0.capture.jsonl", "1-0.capture.jsonl"]
+    )
+    assert not (directory / "without" / "model-calls").exists()
+    assert not (directory / "moved" / "model-calls").exists()
+    assert {one["state"] for one in desk.states(directory, code=0).values()} == {"complete"}
+    known = httpx.get(f"{head.url}/api/jobs/", headers=head.headers()).text
+    assert job["job_id"] in known
+    holding = {
+        path.name for path in directory.rglob("*") if path.is_file() and desk.secret in path.read_text("latin-1")
+    }
+    assert desk.secret not in known + out + err
+    assert holding == {"arguments.json"}, "readable by their owner only"
+    assert {path.stat().st_mode & 0o777 for path in directory.rglob("arguments.json")} == {0o600}
+
+
+def test_failures_stops_and_silence_are_told_apart(desk: Desk) -> None:
+    sleeps = {"command": "echo sleeping; exec sleep 600"}
+    deaf = {"command": [PYTHON, "-c", DEAF]}
+    benchmarks = {"good": {"command": "true"}, "bad": {"command": "exit 3"}, "long": sleeps, "killed": sleeps}
+    job = desk.submit(benchmarks | {"deaf": deaf})
+    directory = Path(job["job_dir"])
+    wait_for(lambda: all(read_status(directory, name)["state"] == "running" for name in ("long", "killed", "deaf")))
+    os.kill(read_status(directory, "killed")["pid"], signal.SIGKILL)
+    expected = {"good": "complete", "bad": "failed", "long": "running", "killed": "failed", "deaf": "running"}
+
+    def found() -> dict[str, Any]:
+        return desk.states(directory, code=1)
+
+    wait_for(lambda: {name: one["state"] for name, one in found().items()} == expected)
+    assert read_status(directory, "killed")["state"] == "running", "what a killed driver leaves"
+    assert "its driver ended without a word, Ray says FAILED" in found()["killed"]["message"]
+    assert "exit code 3" in found()["bad"]["message"]
+    _, err = desk("eval", "logs", directory, "nothing", code=1)
+    assert "has no benchmark 'nothing'; it has good, bad, long, killed, deaf" in err
+    assert desk.here("eval", "logs", directory, "long").splitlines()[-1] == "sleeping"
+    wait_for(lambda: "deaf" in desk.here("eval", "logs", directory, "deaf").splitlines())
+    desk.here("eval", "stop", directory, "deaf", "--now")
+    assert found()["deaf"]["state"] == "stopped", "although it does not listen"
+    desk.here("eval", "stop", directory, "long")
+    assert found()["long"]["state"] == "stopped"
+    assert read_status(directory, "long")["exit_code"] == 130
+    before = read_status(directory, "long")
+    desk.here("eval", "stop", directory)
+    assert read_status(directory, "long") == before, "a second time does no harm"
+    assert read_status(directory, "killed")["state"] == "failed", "what Ray said is kept"
+
+
+def test_a_stopped_evaluation_keeps_what_it_has_and_goes_on_from_there(desk: Desk) -> None:
+    with served(numbered_upstream(2.0)) as upstream:
+        job = desk.submit({"slow": desk.run(12, num_samples_in_parallel=1)}, upstream=upstream)
+        directory = Path(job["job_dir"]) / "slow"
+        wait_for(lambda: records(directory))
+        _, err = desk("eval", "submit", "--resume", job["job_dir"], code=1)
+        assert "slow: is running; stop it first with `gym-ray eval stop`" in err
+        desk.here("eval", "stop", job["job_dir"])
+        first = records(directory)
+        assert 1 <= len(first) < 12
+        assert desk.states(job["job_dir"], code=130)["slow"]["state"] == "stopped"
+    with served(numbered_upstream(0.0)) as other:
+        arguments = directory / "arguments.json"  # the model moved meanwhile; its address is in the arguments
+        arguments.write_text(arguments.read_text().replace(upstream, other))
+        out, _ = desk("eval", "submit", "--resume", job["job_dir"], "--json", "--wait")
+    (again,) = json.loads(out)["benchmarks"]
+    assert (again["state"], again["submission_id"]) == ("complete", f"{job['job_id']}-slow-2")
+    whole = records(directory)
+    assert whole[: len(first)] == first
+    assert sorted(record["_ng_task_index"] for record in whole) == list(range(12))
+    assert json.loads(desk("eval", "submit", "--resume", job["job_dir"], "--json")[0])["benchmarks"][0] == again | {
+        "message": ""
+    }, "nothing is left to do"
+
+
+def test_a_job_whose_cluster_is_lost_goes_on_in_another(desk: Desk, jobs: Any) -> None:
+    job = desk.submit({"lost": {"command": "true"}, "done": {"command": "true"}}, "--wait")
+    files = read_job(job["job_dir"])
+    gone = f"http://127.0.0.1:{free_port()}"
+    files.record_submission(BenchmarkJob("lost", f"{job['job_id']}-lost-1", gone, "submitted"))
+    long_ago = time.time() - 3600
+    files.record_status("lost", BenchmarkStatus("running", started_at=long_ago, heartbeat_at=long_ago, host="node7"))
+    found = desk.states(job["job_dir"], code=1)["lost"]
+    assert (found["state"], found["counted"]) == ("running", "failed")
+    assert "no word since" in found["message"]
+    assert "node7 may be dead" in found["message"]
+    assert "nothing there answers in HTTP" in found["ray_trouble"]
+    out, _ = desk("eval", "submit", "--resume", job["job_dir"], "--address", desk.head.url, "--wait", "--json")
+    found = {one["name"]: one for one in json.loads(out)["benchmarks"]}
+    assert {one["state"] for one in found.values()} == {"complete"}
+    assert found["lost"]["submission_id"] == f"{job['job_id']}-lost-2"
+    assert found["lost"]["address"] == desk.head.url
+    assert found["done"]["submission_id"] == f"{job['job_id']}-done-1", "what is complete is left alone"
+    files.record_submission(BenchmarkJob("lost", "gym-ray-of-an-earlier-head", desk.head.url, "submitted"))
+    files.record_status("lost", BenchmarkStatus("running", started_at=long_ago, heartbeat_at=time.time()))
+    assert "the head that had it is lost" in desk.states(job["job_dir"], code=1)["lost"]["message"]
+
+
+def test_two_jobs_do_not_share_a_capture_directory(desk: Desk, tmp_path: Path) -> None:
+    shared = {"model_call_capture_dir": str(tmp_path / "shared")}
+    with served(numbered_upstream(60.0)) as upstream:
+        first = desk.submit({"first": desk.run(2, **shared)}, upstream=upstream)
+        wait_for(lambda: list((tmp_path / "shared").glob(".gym-ray/owners/*.ids")))
+        second = desk.submit({"second": desk.run(2, **shared)}, "--wait", upstream=upstream, code=1)
+        desk.here("eval", "stop", first["job_dir"])
+    (found,) = second["benchmarks"]
+    assert found["state"] == "failed"
+    assert str(Path(first["job_dir"]) / "first" / "artifacts" / "rollouts.jsonl") in found["message"]
+    assert "0-0" in found["message"]
+    assert desk.states(first["job_dir"], code=130)["first"]["state"] == "stopped"
+    assert records(Path(second["job_dir"]) / "second") == []
+
+
+def test_a_plain_ray_job_runs_an_evaluation(desk: Desk, tmp_path: Path) -> None:
+    with served(numbered_upstream(0.01)) as upstream:
+        words = ["eval", "run", "-c", "agent.yaml", "--model-type", "openai_model", "-i", desk.rows(2), "-o"]
+        words += [str(tmp_path / "out.jsonl"), f"++policy_base_url={upstream}/v1", "++policy_api_key=k"]
+        words += ["++policy_model_name=numbered", "++observability_enabled=true"]
+        words += [f"++model_call_capture_dir={tmp_path}/model-calls"]
+        command = [Path(PYTHON).parent / "ray", "job", "submit", "--address", desk.head.url, "--working-dir", tmp_path]
+        done = subprocess.run(
+            [*command, "--", PYTHON, "-m", "gym_ray", *words],
+            env=desk.head.environ(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    assert captures(tmp_path / "model-calls") == ["0-0.capture.jsonl", "1-0.capture.jsonl"]
+
+
+def test_an_uploaded_checkout_wins_over_the_installed_package(desk: Desk, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for name in ("gym_ray", "actors"):
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / ".env").write_text("KEY=value\n")
+    where = {"where": {"command": f"{PYTHON} -c 'import gym_ray.actors.calls as c; print(c.__file__)'"}}
+    _, err = desk("eval", "submit", desk.document(where), "--working-dir", checkout, code=1)
+    assert ".env" in err
+    assert not desk.output.exists(), "refused before anything was written"
+    (checkout / ".env").unlink()
+    job = desk.submit(where, "--wait", f"--working-dir={checkout}")
+    (line,) = [line for line in desk.here("eval", "logs", job["job_dir"]).splitlines() if line.endswith("calls.py")]
+    assert not Path(line).is_relative_to(ROOT)
+    assert Path(line).parts[-3:] == ("gym_ray", "actors", "calls.py")
+
+
+def test_a_token_that_is_not_taken_is_never_shown(desk: Desk, tmp_path: Path) -> None:
+    document = desk.document({"one": {"command": "true"}})
+    (tmp_path / "other").write_text("0123456789abcdef" * 4)
+    cases = [
+        ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "other")}, "does not take this token"),
+        ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and this command sends none"),
+        ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "cannot be read: No such file or directory"),
+    ]
+    for environ, message in cases:
+        out, err = desk("eval", "submit", document, code=1, **environ)
+        assert message in err
+        assert "0123456789abcdef" not in out + err
+    assert not desk.output.exists()
