@@ -20,8 +20,8 @@ import httpx
 
 __all__ = ["JobHead", "free_port", "job_head"]
 
-_UP_S = 60.0
-_DOWN_S = 60.0
+_UP_S = 120.0
+_DOWN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
