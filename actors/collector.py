@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from gym_ray.actors.health import Watched
 from gym_ray.actors.ray_port import RayPort
+from gym_ray.actors.run_metrics import RunMetricsPublisher
 from gym_ray.actors.seats import Seat
 from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError, GymRayError
@@ -60,6 +61,7 @@ class CollectorHost(Watched):
         self._turn = asyncio.Lock()
         self._port: RayPort | None = None
         self._desk: ControlDesk | None = None
+        self._publisher: RunMetricsPublisher | None = None
 
     async def begin(self) -> SessionStart:
         """Take the output's lock, and begin the run or take it up again (D48, D49).
@@ -86,6 +88,8 @@ class CollectorHost(Watched):
         self._finished = self._collection.finished()
         self._desk = ControlDesk(run.paths, self._collection)
         await self._desk.start()
+        self._publisher = RunMetricsPublisher(self._collection, run.paths.output.stem)
+        self._publisher.start()
         self._ready = True
 
     async def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
@@ -153,6 +157,8 @@ class CollectorHost(Watched):
                 await self._finished.aclose()
         if self._desk is not None:
             await self._desk.aclose()
+        if self._publisher is not None:
+            await self._publisher.close()
         if self._port is not None:
             await self._port.aclose()
         self._session.close()

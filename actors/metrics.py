@@ -1,4 +1,4 @@
-"""Publish what a model server's captures count through Ray's own metrics, where Prometheus finds it."""
+"""Publish what servers and runs count through Ray's own metrics, where Prometheus finds it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ _INTERVAL_S = 5.0
 
 
 class Publisher(ABC, Generic[_Batch]):
-    """Drains one model server's counts every few seconds, and once more when it is closed."""
+    """Drains the counts of one server or run every few seconds, and once more when it is closed.
 
-    def __init__(self, server_name: str, interval_s: float) -> None:
-        self._server, self._interval_s = server_name, interval_s
+    Args:
+        name: Value of the tag that every metric has.
+        interval_s: Seconds between two drains.
+        tag: Name of that tag.
+    """
+
+    def __init__(self, name: str, interval_s: float = _INTERVAL_S, *, tag: str = "server") -> None:
+        self._name, self._tag, self._interval_s = name, tag, interval_s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -43,7 +49,7 @@ class Publisher(ABC, Generic[_Batch]):
 
     @abstractmethod
     def take(self) -> _Batch:
-        """Return what is to be published; on the server's loop, at once."""
+        """Return what is to be published; on the loop of what is counted, at once."""
 
     @abstractmethod
     def publish(self, batch: _Batch) -> None:
@@ -57,23 +63,24 @@ class Publisher(ABC, Generic[_Batch]):
     async def _drain(self) -> None:
         try:
             await asyncio.to_thread(self.publish, self.take())
-        except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end a server
-            _log.exception("%s: what was counted could not be published", self._server)
+        except Exception:  # noqa: BLE001 - boundary: metrics that cannot be published must not end what they are of
+            _log.exception("%s: what was counted could not be published", self._name)
 
     def counter(self, name: str, description: str, *tags: str) -> Counter:
-        """Make a counter with these tags beside ``server``."""
-        counter = Counter(f"gym_ray_{name}_total", description, ("server", *tags))
-        counter.set_default_tags({"server": self._server})
+        """Make a counter with these tags beside the one that every metric has."""
+        counter = Counter(f"gym_ray_{name}_total", description, (self._tag, *tags))
+        counter.set_default_tags({self._tag: self._name})
         return counter
 
     def _histogram(self, name: str, description: str, bounds: tuple[float, ...], *tags: str) -> Histogram:
-        histogram = Histogram(f"gym_ray_{name}", description, list(bounds), ("server", *tags))
-        histogram.set_default_tags({"server": self._server})
+        histogram = Histogram(f"gym_ray_{name}", description, list(bounds), (self._tag, *tags))
+        histogram.set_default_tags({self._tag: self._name})
         return histogram
 
-    def _gauge(self, name: str, description: str) -> Gauge:
-        gauge = Gauge(f"gym_ray_{name}", description, ("server",))
-        gauge.set_default_tags({"server": self._server})
+    def gauge(self, name: str, description: str) -> Gauge:
+        """Make a gauge with the one tag that every metric has."""
+        gauge = Gauge(f"gym_ray_{name}", description, (self._tag,))
+        gauge.set_default_tags({self._tag: self._name})
         return gauge
 
 
@@ -151,7 +158,7 @@ class TokenMetricsPublisher(Publisher[CaptureCounts]):
             "Calls looked at (total), with a known parent (eligible), whose engine used its tokens (supplied).",
             "stage",
         )
-        self._pending = self._gauge("token_marks_pending", "Rollouts that lost tokens and are not marked yet.")
+        self._pending = self.gauge("token_marks_pending", "Rollouts that lost tokens and are not marked yet.")
 
     def take(self) -> CaptureCounts:
         """Return the counts, and set the number of marks that wait."""

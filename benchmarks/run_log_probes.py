@@ -21,7 +21,7 @@ from gym_ray.evidence.run_result import RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.model_server.serving import tune_collector
 from gym_ray.rollouts.collection import Collection, CollectionSettings
-from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, ReplyHandle
+from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, Placement, ReplyHandle
 from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_files.frames import Frame, FrameKind
 from gym_ray.rollouts.run_files.ledger_log import rollout_digest
@@ -123,6 +123,10 @@ class InstantPort:
     def capacity(self) -> int:
         """Runs at once."""
         return self._at_once
+
+    def placements(self) -> Sequence[Placement]:
+        """Return nothing: no run has a place."""
+        return ()
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
         """Nothing to clear."""

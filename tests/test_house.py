@@ -16,7 +16,7 @@ PACKAGE = ROOT / "gym_ray"
 # From the ground up; a module imports only from its own room and from floors below it.
 FLOORS = [
     {"errors", "exact_json"},
-    {"capture_location", "child_interpreter", "pace"},
+    {"capture_location", "child_interpreter", "log_context", "pace"},
     {"correlation", "server_directory", "settings"},
     {"storage", "dialects"},
     {"model_call_capture", "token_id_capture"},

@@ -30,7 +30,7 @@ from gym_ray.rollouts.attempts.ledger import (
 from gym_ray.rollouts.attempts.slots import Slots
 from gym_ray.rollouts.attempts.waiters import Waiters
 from gym_ray.rollouts.collection_settings import CollectionSettings
-from gym_ray.rollouts.metrics import RunMetrics
+from gym_ray.rollouts.metrics import FailedRows, RunMetrics
 from gym_ray.rollouts.ports import Placement, RolloutPort
 from gym_ray.rollouts.row_states.run_state import RunState
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
@@ -65,6 +65,7 @@ class Progress:
         starting: Those of ``running`` that are not with a worker yet.
         paused: Nothing starts until a resume.
         stopped: Nothing more starts in this run.
+        cancelled_attempts: Attempts that were cancelled in this run; their rows may have run again since.
     """
 
     rows: int
@@ -82,6 +83,7 @@ class Progress:
     starting: int = 0
     paused: bool = False
     stopped: bool = False
+    cancelled_attempts: int = 0
 
     @property
     def complete(self) -> bool:
@@ -132,6 +134,7 @@ class Collection:
             retry_terminal_timeouts=self._settings.retry_terminal_timeouts,
         )
         self.metrics = RunMetrics()
+        self._failed = FailedRows(len(rows), self.metrics)
         self._pace, self._slots = Pace(), Slots(self._runs_at_once())
         self._flow = AttemptFlow(rows, outputs, log, port, self._ledger, self._settings, self._slots, self._pace)
         self._queue: asyncio.Queue[Finished | None] = asyncio.Queue(self._wanted())
@@ -224,6 +227,7 @@ class Collection:
         answers = {ordinal: self._refuses(ordinal) for ordinal in rows}
         for ordinal, reason in answers.items():
             if reason is None:
+                self._failed.requeued(ordinal)
                 self._ledger.handle(RequeueRequested(ordinal))
         if self._begun and None in answers.values():
             self._fill()
@@ -281,6 +285,7 @@ class Collection:
             starting=count(State.STARTING),
             paused=self._ledger.paused,
             stopped=self._ledger.stopped,
+            cancelled_attempts=self._flow.cancelled,
         )
 
     def _fill(self) -> None:
@@ -328,10 +333,17 @@ class Collection:
                 self._end_with(error, start)
                 continue
             if finished is not None:
+                self._count(finished)
                 await self._note_finished(finished, start)
-                self.metrics.add(finished.summary, stored=finished.written is not None, retried=finished.retried)
                 await self._queue.put(finished)
                 self._note_masked(finished, start)
+
+    def _count(self, finished: Finished) -> None:
+        """Count an attempt in the very step in which the ledger took its end in: nobody can have requeued it yet."""
+        summary, stored = finished.summary, finished.written is not None
+        self.metrics.add(summary, stored=stored, retried=finished.retried)
+        if stored and summary.failure_class is not None and not finished.retried:
+            self._failed.note(finished.ordinal, summary.agent)
 
     async def _note_finished(self, finished: Finished, start: StartAttempt) -> None:
         """Note where the record lies; it is durable whatever becomes of the note."""

@@ -190,3 +190,23 @@ async def test_a_number_that_was_asked_for_stays(make_run: Any) -> None:
     assert port.running == 2
     gate.open.set()
     assert (await task).done == 10
+
+
+async def test_the_failure_of_a_row_that_is_asked_for_again_is_not_its_last_word(make_run: Any) -> None:
+    run, tries = make_run(3), iter((failing("agent_run_error"), failing("judge_failed"), answer))
+    gate = Gate()
+
+    async def script(job: AttemptJob) -> RunResult:
+        return await (next(tries) if job.ordinal == 0 else gate)(job)
+
+    collection = run.collection(FakePort(run.outputs, script, capacity=3))
+    task = asyncio.create_task(collection.run())
+    for failures in (1, 2):
+        await until(lambda: collection.progress().failed == 1)
+        assert collection.metrics.ended() == (0, 0, dict.fromkeys(("agent_run_error", "judge_failed")[:failures], 1))
+        assert collection.requeue([0]) == {0: None}
+    await until(lambda: collection.progress().done == 1)
+    gate.open.set()
+    assert (await task).complete
+    rollouts = collection.metrics.to_dict()["overall"]["rollouts"]
+    assert rollouts == {"done": 3, "failed": 0, "unstored": 0, "retried": 2}

@@ -86,6 +86,7 @@ class AttemptFlow:
 
     Attributes:
         lag: What has ended and is not stored yet.
+        cancelled: Attempts that were ended before they gave a reply.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class AttemptFlow:
         self._runs: dict[str, asyncio.Task[ReplyHandle | Lost]] = {}
         self._starting: set[str] = set()
         self._cancelled: set[str] = set()
+        self.cancelled = 0
         self._stopping = False
         self._clock = time.monotonic
         self._pace = pace
@@ -157,6 +159,7 @@ class AttemptFlow:
         if ended is None:
             await self._log.append(FrameKind.CANCELLED, job.ordinal, job.attempt, job.rollout_id)
             self._ledger.handle(Cancelled(job.ordinal, job.attempt))
+            self.cancelled += 1
             return None
         with self.lag.unjoined(job.ordinal):
             await self._pace.turn()

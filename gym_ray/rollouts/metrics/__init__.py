@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gym_ray.rollouts.metrics.aggregation import Aggregation, aggregate
+from gym_ray.rollouts.metrics.failed_rows import FailedRows
 from gym_ray.rollouts.metrics.live import Distribution, MetricsRow, RunMetrics
 from gym_ray.rollouts.metrics.scoring import AggregationOptions
 
-__all__ = ["Aggregation", "AggregationOptions", "Distribution", "MetricsRow", "RunMetrics", "aggregate"]
+__all__ = ["Aggregation", "AggregationOptions", "Distribution", "FailedRows", "MetricsRow", "RunMetrics", "aggregate"]

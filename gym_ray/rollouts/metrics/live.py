@@ -220,6 +220,16 @@ class RunMetrics:
         group = self._by_agent.setdefault(summary.agent, _Group())
         group.add(summary, stored=stored, retried=retried)
 
+    def requeued(self, agent: str) -> None:
+        """Note that a row whose failure was counted as its last word runs again."""
+        for group in (self._all, self._by_agent[agent]):
+            group.failed -= 1
+            group.retried += 1
+
+    def ended(self) -> tuple[int, int, dict[str, int]]:
+        """Return how many have a result, how many asked for no record, and the failures of attempts by class."""
+        return self._all.done, self._all.unstored, dict(self._all.failures)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain JSON values; integers are exact, rewards and latencies are floats."""
         by_agent = {agent: self._by_agent[agent].to_dict() for agent in sorted(self._by_agent)}
