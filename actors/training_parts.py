@@ -36,6 +36,7 @@ _CALLS_AT_ONCE = 1000
 _FETCH_S = 60.0
 _BACK_S = 60.0
 _LOOK_S = 0.1
+_HOST = "training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +106,53 @@ def started_parts(
         servers: RunningServers | None = None
         if directory is None:
             run_token = run_token or secrets.token_urlsafe(32)
-            control = _control_token(settings)
             servers = start_servers(
-                settings, run_token=run_token, control_token=control, cache_dir=place.cache_dir, namespace=space
+                settings,
+                run_token=run_token,
+                control_token=_control_token(settings),
+                cache_dir=place.cache_dir,
+                namespace=space,
             )
             stack.callback(servers.stop)
-            directory = servers.directory
-        given = directory
+        given = directory or (ServerDirectory({}, {}) if servers is None else servers.directory)
         # The joiners of several runs ask the host for a run's plan, by its name.
-        plans = cast("RunPlan", ("training", space))
+        plans = cast("RunPlan", (_HOST, space))
         crew = Crew(settings, plans, calls_at_once=_CALLS_AT_ONCE, run_token=run_token, namespace=space)
         stack.callback(crew.close, 10.0)
-        nodes = [node for node in working_nodes() if servers is None or node.node_id in servers.nodes]
-        workers, joiners = crew.start(nodes or working_nodes(), directory)
-        crew.wait(list(crew.handles), None)
-
-        # A host that lost its process comes back under its name, and does nothing until it is opened again.
-        host = start_actor(TrainingHost, local_node(), "training", lanes, namespace=space)
-        stack.callback(lambda: close_actors([host], _CLOSING_S))
-        interrupted = get(host.open.remote(output_dir, workers, joiners), None)
-        membership = Membership(crew, servers, directory, host)
-        membership.start()
-        stack.callback(membership.close)
-
-        def reopen() -> None:
-            if not _health_of(host).ready:
-                get(host.open.remote(output_dir, workers, joiners), None)
+        host, interrupted, reopen = _hosted(stack, crew, servers, given, (output_dir, lanes, space))
 
         def urls() -> Mapping[str, str]:
             found = given if servers is None else servers.directory  # one that was started follows its nodes
             return {f"{name} at {item.url}": item.url for name, items in found.models.items() for item in items}
 
         return TrainingParts(host, urls, run_token, interrupted, reopen, stack.pop_all())
+
+
+def _hosted(
+    stack: ExitStack,
+    crew: Crew,
+    servers: RunningServers | None,
+    directory: ServerDirectory,
+    how: tuple[Path, int, str],
+) -> tuple[Any, tuple[int, ...], Callable[[], None]]:
+    """Start seats and host; return the host, the steps it found half finished, and what opens it again."""
+    output_dir, lanes, space = how
+    nodes = [node for node in working_nodes() if servers is None or node.node_id in servers.nodes]
+    workers, joiners = crew.start(nodes or working_nodes(), directory)
+    crew.wait(list(crew.handles), None)
+    # A host that lost its process comes back under its name, and does nothing until it is opened again.
+    host = start_actor(TrainingHost, local_node(), _HOST, lanes, namespace=space)
+    stack.callback(lambda: close_actors([host], _CLOSING_S))
+    interrupted: tuple[int, ...] = get(host.open.remote(output_dir, workers, joiners), None)
+    membership = Membership(crew, servers, directory, host)
+    membership.start()
+    stack.callback(membership.close)
+
+    def reopen() -> None:
+        if not _health_of(host).ready:
+            get(host.open.remote(output_dir, workers, joiners), None)
+
+    return host, interrupted, reopen
 
 
 def _health_of(host: Any) -> Health:
