@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,47 +44,60 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
         from gym_ray.actors.collecting import collecting
         from gym_ray.actors.collector import CollectionPlan
         from gym_ray.actors.doctor import check_shared
-        from gym_ray.actors.servers import start_servers
 
         check_shared(shared_places(settings, plan), on_wait=interrupts.check)
-        servers, watch = None, None
-        if head is None:
-            token = new_run_token()
-            with Waiting(console, "starting servers", interrupts) as waiting:
-                servers = start_servers(
-                    settings,
-                    run_token=token,
-                    control_token=secret,
-                    cache_dir=user_cache_dir(),
-                    on_wait=waiting.show,
-                )
-            head = Head(servers.directory, token)
-        else:
-            watch = HeadWatch(settings.head_server.host, settings.head_server.port)
-        try:
+        with _serving(settings, head, secret, console, interrupts) as served:
+            head = served.head
             with collecting(
                 settings,
                 CollectionPlan(plan, _LANES),
                 head.directory,
                 run_token=head.run_token,
                 on_wait=interrupts.check,
-                servers=servers,
+                servers=served.servers,
             ) as running:
                 _print_start(console, running.start)
-                end = _follow(running.collector, console, interrupts, watch)
+                end = _follow(running.collector, console, interrupts, served.watch)
                 progress, metrics = _results(running.collector, end)
             # While the servers still run: what scored the rollouts may have metrics of its own.
             post = ask_agents(metrics_urls(settings, head.directory), run_token=head.run_token)
             ended = end_run(plan.paths, end_plan(settings), post=post)
-        finally:
-            if servers is not None:
-                servers.stop()
     report = _Report(settings, plan.paths, metrics, progress, ended)
     try:
         return report.show(end.stopped or int(end.failure is not None))
     finally:
         if end.failure is not None:  # behind the report, and before anything that went wrong with it
             raise end.failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The servers of a run: its own, or those of a head that is watched."""
+
+    head: Head
+    servers: Any = None
+    watch: HeadWatch | None = None
+
+
+@contextmanager
+def _serving(
+    settings: RunSettings, head: Head | None, secret: str | None, console: Console, interrupts: Interrupts
+) -> Iterator[_Served]:
+    """Hold servers of the run's own for the block, or watch those that ``head`` says are running."""
+    if head is not None:
+        yield _Served(head, watch=HeadWatch(settings.head_server.host, settings.head_server.port))
+        return
+    from gym_ray.actors.servers import start_servers
+
+    token = new_run_token()
+    with Waiting(console, "starting servers", interrupts) as waiting:
+        servers = start_servers(
+            settings, run_token=token, control_token=secret, cache_dir=user_cache_dir(), on_wait=waiting.show
+        )
+    try:
+        yield _Served(Head(servers.directory, token), servers)
+    finally:
+        servers.stop()
 
 
 def _print_start(console: Console, start: SessionStart) -> None:
