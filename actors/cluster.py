@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gym_ray.actors.calls import OnWait, get
 from gym_ray.errors import ClusterError, ServerStartError
+from gym_ray.log_context import LogFormat
 
 __all__ = [
     "LOOPBACK",
@@ -53,7 +54,12 @@ class Node:
 
 @contextmanager
 def connected(
-    namespace: str, *, address: str = "local", num_cpus: int | None = None, log_level: str = "WARNING"
+    namespace: str,
+    *,
+    address: str = "local",
+    num_cpus: int | None = None,
+    log_level: str = "WARNING",
+    log_format: LogFormat = "text",
 ) -> Iterator[None]:
     """Hold a connection to Ray; a cluster that this call started ends with the block.
 
@@ -61,12 +67,14 @@ def connected(
         namespace: Names of this run's actors live here; runs do not see each other's.
         address: ``local`` starts a cluster on this machine, bound to loopback; anything else is joined.
         num_cpus: CPUs that a local cluster offers; None takes the machine's.
-        log_level: Level of the actors' loggers.
+        log_level: Level of the loggers of the actors, and of this process.
+        log_format: How they log.
 
     Raises:
         ClusterError: Ray could not be started or joined; the message holds the cause.
     """
     local: dict[str, Any] = {}
+    logs = ray.LoggingConfig(log_format.upper(), log_level, additional_log_standard_attrs=["name"])
     if address == "local":
         local = {"include_dashboard": False, "num_cpus": num_cpus, "_node_ip_address": LOOPBACK}
     try:
@@ -75,7 +83,7 @@ def connected(
             namespace=namespace,
             log_to_driver=True,
             logging_level=logging.WARNING,
-            logging_config=ray.LoggingConfig(log_level=log_level),
+            logging_config=logs,
             **local,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import ray
 
+from gym_ray.log_context import name_attempts
+
 __all__ = ["Health", "Watched"]
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Watched:
         for client in ("httpx", "httpcore"):
             # Both write the URLs of requests into their logs, and an upstream's URL may hold a key (B67).
             logging.getLogger(client).setLevel(logging.WARNING)
+        name_attempts(logging.getLogger())
         # Ray constructs an asynchronous actor on its loop's thread, which runs nothing but the loop.
         watch = threading.Thread(target=_end_with, args=(threading.current_thread(),), name="loop watch", daemon=True)
         watch.start()

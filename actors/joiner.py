@@ -11,6 +11,7 @@ import ray
 from gym_ray.actors.health import Watched
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
+from gym_ray.log_context import bound
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.session import RunPlan
@@ -73,7 +74,8 @@ class JoinerHost(Watched):
         puts small ones there, which a returned value would carry in its message.
         """
         await self.ready()
-        outcome = await (await self._joiner_of(run)).join(job, result, request)
+        with bound(rollout_id=job.rollout_id, attempt=job.attempt):
+            outcome = await (await self._joiner_of(run)).join(job, result, request)
         table: Any = outcome.token_rows
         if table is None:
             return outcome

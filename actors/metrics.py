@@ -23,12 +23,9 @@ _INTERVAL_S = 5.0
 
 
 class Publisher(ABC, Generic[_Batch]):
-    """Drains the counts of one server or run every few seconds, and once more when it is closed.
+    """Drains the counts of one server or run every ``interval_s``, and once more when it is closed.
 
-    Args:
-        name: Value of the tag that every metric has.
-        interval_s: Seconds between two drains.
-        tag: Name of that tag.
+    Every metric has the tag ``tag`` with the value ``name``.
     """
 
     def __init__(self, name: str, interval_s: float = _INTERVAL_S, *, tag: str = "server") -> None:

@@ -6,6 +6,7 @@ from gym_ray.actors.health import Watched
 from gym_ray.agents.runner import AgentRunner, ServerUrls
 from gym_ray.errors import GymRayError
 from gym_ray.evidence.run_result import RunResult
+from gym_ray.log_context import bound
 from gym_ray.rollouts.ports import AttemptJob
 from gym_ray.settings import RunSettings
 
@@ -44,7 +45,8 @@ class RolloutWorkerHost(Watched):
         Returns:
             Nothing, as the small word that the run ended, and the result, which stays in the object store.
         """
-        return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s, urls)
+        with bound(rollout_id=job.rollout_id, attempt=job.attempt):
+            return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s, urls)
 
     async def close(self) -> None:
         """Close the worker's connections; idempotent."""

@@ -1,19 +1,21 @@
-"""Says in each log line of an attempt which attempt it belongs to, as text or as one JSON object a line.
+"""Says in each log line of an attempt which attempt it belongs to, as fields of the line's record.
 
-The names are bound around an attempt and follow its tasks and threads; a line logged outside of any has none.
+The names are bound around an attempt and follow its tasks and threads; a line logged outside of any has none. Records
+are changed on their way to a handler, never when they are made: fields of a caller's own stay as they are.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Literal
 
-__all__ = ["LogFormatter", "bound"]
+__all__ = ["LogFormat", "bound", "name_attempts"]
+
+LogFormat = Literal["text", "json"]
+"""How processes of a run log: lines for people, or one JSON object a line."""
 
 _BOUND: ContextVar[tuple[str, int] | None] = ContextVar("gym_ray_attempt", default=None)
 
@@ -28,34 +30,39 @@ def bound(*, rollout_id: str, attempt: int) -> Iterator[None]:
         _BOUND.reset(token)
 
 
-class LogFormatter(logging.Formatter):
-    """Formats a record in the thread and task that logged it.
+class _AttemptFields(logging.Filter):
+    """Gives records ``rollout_id`` and ``attempt``, which structured formatters write beside what they know."""
 
-    Args:
-        form: ``json`` for one object a line: time (UTC), level, logger, message, node, and where they are known
-            rollout_id, attempt and error; ``text`` for people.
-        node: Id of the node, "" where there are none.
-    """
+    def filter(self, record: logging.LogRecord) -> bool:
+        attempt = _BOUND.get()
+        if attempt is not None:
+            for name, value in zip(("rollout_id", "attempt"), attempt, strict=True):
+                if not hasattr(record, name):
+                    setattr(record, name, value)
+        return True
 
-    def __init__(self, form: Literal["text", "json"], node: str = "") -> None:
+
+class _PlainFormatter(logging.Formatter):
+    """Lines for people where nobody has chosen a format."""
+
+    def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self._form, self._node = form, node
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its line feed."""
-        attempt = _BOUND.get()
-        if self._form == "text":
-            line = super().format(record)
-            return line if attempt is None else f"[{attempt[0]} attempt {attempt[1]}] {line}"
-        value: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            "node": self._node,
-        }
-        if attempt is not None:
-            value |= {"rollout_id": attempt[0], "attempt": attempt[1]}
-        if record.exc_info:
-            value["error"] = self.formatException(record.exc_info)
-        return json.dumps(value)
+        line = super().format(record)
+        found = [f"{name}={getattr(record, name)}" for name in ("rollout_id", "attempt") if hasattr(record, name)]
+        return f"[{' '.join(found)}] {line}" if found else line
+
+
+def name_attempts(logger: logging.Logger) -> None:
+    """Have the handlers of a process's root logger name attempts; one without any gets one. Safe to repeat.
+
+    Handlers keep their format. A handler that the logger gets later names nothing.
+    """
+    if not logger.handlers:
+        plain = logging.StreamHandler()
+        plain.setFormatter(_PlainFormatter())
+        logger.addHandler(plain)
+    for handler in logger.handlers:
+        if not any(isinstance(one, _AttemptFields) for one in handler.filters):
+            handler.addFilter(_AttemptFields())

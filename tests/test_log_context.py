@@ -2,31 +2,38 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
-from gym_ray.log_context import LogFormatter, bound
+from gym_ray.log_context import bound, name_attempts
 
 
 @pytest.fixture
-def lines() -> Iterator[tuple[logging.Logger, io.StringIO, logging.Handler]]:
-    log, stream = logging.getLogger("gym_ray.test_log_context"), io.StringIO()
+def lines() -> tuple[logging.Logger, io.StringIO]:
+    # Of a registry of its own: test runners give the loggers of the process handlers.
+    return logging.Manager(logging.RootLogger(logging.WARNING)).getLogger("tested"), io.StringIO()
+
+
+class Fields(logging.Formatter):
+    """Shows what a structured formatter would find on a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return repr((record.getMessage(), getattr(record, "rollout_id", None), getattr(record, "attempt", None)))
+
+
+def with_fields(log: logging.Logger, stream: io.StringIO) -> None:
     handler = logging.StreamHandler(stream)
+    handler.setFormatter(Fields())
     log.addHandler(handler)
-    log.propagate = False
-    yield log, stream, handler
-    log.removeHandler(handler)
-    log.propagate = True
+    for _ in range(2):
+        name_attempts(log)
+    assert len(log.handlers) == len(handler.filters) == 1
 
 
-async def test_lines_of_attempts_side_by_side_name_their_own(
-    lines: tuple[logging.Logger, io.StringIO, logging.Handler],
-) -> None:
-    log, stream, handler = lines
-    handler.setFormatter(LogFormatter("json", "n1"))
+async def test_lines_of_attempts_side_by_side_name_their_own(lines: tuple[logging.Logger, io.StringIO]) -> None:
+    log, stream = lines
+    with_fields(log, stream)
 
     async def attempt(number: int) -> None:
         with bound(rollout_id=f"{number}-0", attempt=number):
@@ -34,31 +41,29 @@ async def test_lines_of_attempts_side_by_side_name_their_own(
             await asyncio.to_thread(log.warning, "from %d", number)
 
     await asyncio.gather(*(attempt(number) for number in range(3)))
-    log.warning('outside "\n"')
-    found = [json.loads(line) for line in stream.getvalue().splitlines()]
-    named = {(line["message"], line["rollout_id"], line["attempt"], line["node"]) for line in found[:3]}
-    assert named == {(f"from {n}", f"{n}-0", n, "n1") for n in range(3)}
-    assert "rollout_id" not in found[3]
-    assert (found[3]["level"], found[3]["logger"]) == ("WARNING", log.name)
+    log.warning("outside")
+    *inside, outside = stream.getvalue().splitlines()
+    assert set(inside) == {repr((f"from {n}", f"{n}-0", n)) for n in range(3)}
+    assert outside == repr(("outside", None, None))
 
 
-def test_an_error_keeps_its_trace_and_stays_one_line(
-    lines: tuple[logging.Logger, io.StringIO, logging.Handler],
+def test_a_caller_may_have_fields_of_these_names(lines: tuple[logging.Logger, io.StringIO]) -> None:
+    log, stream = lines
+    with_fields(log, stream)
+    with bound(rollout_id="0-0", attempt=1):
+        log.warning("hello", extra={"attempt": "mine"})
+    assert stream.getvalue() == repr(("hello", "0-0", "mine")) + "\n"
+
+
+def test_a_process_without_a_handler_gets_one_that_names_the_attempt(
+    lines: tuple[logging.Logger, io.StringIO], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log, stream, handler = lines
-    handler.setFormatter(LogFormatter("json"))
-    try:
-        int("x")
-    except ValueError:
-        log.exception("failed")
-    (line,) = stream.getvalue().splitlines()
-    assert "ValueError" in json.loads(line)["error"]
-
-
-def test_text_names_the_attempt_in_front(lines: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
-    log, stream, handler = lines
-    handler.setFormatter(LogFormatter("text"))
+    log, _ = lines
+    name_attempts(log)
     with bound(rollout_id="0-0-a1", attempt=1):
         log.warning("hello")
-    assert stream.getvalue().startswith("[0-0-a1 attempt 1] ")
-    assert stream.getvalue().endswith("hello\n")
+    log.warning("outside")
+    inside, outside = capsys.readouterr().err.splitlines()
+    assert inside.startswith("[rollout_id=0-0-a1 attempt=1] ")
+    assert inside.endswith("WARNING tested: hello")
+    assert not outside.startswith("[")

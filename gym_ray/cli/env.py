@@ -49,7 +49,8 @@ def start(
     _require_free(settings.head_server.host, settings.head_server.port)
     console = Console(stderr=True, highlight=False)
     print_warnings(console, server_remarks(settings))
-    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose or settings.verbose) as interrupts:
+    session = f"gym-ray/{secrets.token_hex(4)}"
+    with ray_session(session, verbose=verbose or settings.verbose, log_format=settings.log_format) as interrupts:
         from gym_ray.actors.servers import start_servers
 
         token, head = new_run_token(), settings.head_server

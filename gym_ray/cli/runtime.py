@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from gym_ray.errors import ClusterError
+from gym_ray.log_context import LogFormat
 
 __all__ = ["INTERRUPTED", "Interrupts", "new_run_token", "ray_session", "user_cache_dir"]
 
@@ -73,7 +74,9 @@ class Interrupts:
 
 
 @contextmanager
-def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = False) -> Iterator[Interrupts]:
+def ray_session(
+    namespace: str, *, num_cpus: int | None = None, verbose: bool = False, log_format: LogFormat = "text"
+) -> Iterator[Interrupts]:
     """Hold a Ray cluster for the block: the one named by ``RAY_ADDRESS``, else a local one of our own.
 
     A local cluster gets a token of its own in a file that ends with it, so that it neither uses nor leaves a token in
@@ -99,6 +102,7 @@ def ray_session(namespace: str, *, num_cpus: int | None = None, verbose: bool = 
             raise ClusterError(f"Ray cannot be imported: {error}; install it with `pip install gym-ray`") from error
         interrupts.check()
         # Ray takes SIGTERM for itself when it starts, and would end the command in the middle of anything.
-        with connected(namespace, address=address, num_cpus=num_cpus, log_level=level), interrupts.counted():
+        cluster = connected(namespace, address=address, num_cpus=num_cpus, log_level=level, log_format=log_format)
+        with cluster, interrupts.counted():
             interrupts.check()
             yield interrupts

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ConfigDict, Field, SecretStr
 
 from gym_ray.errors import SettingsError
+from gym_ray.log_context import LogFormat
 from gym_ray.settings.agent_options import AgentOptions
 from gym_ray.settings.attempt_settings import AttemptSettings
 from gym_ray.settings.capture import CaptureSettings
@@ -50,6 +51,9 @@ class RunSettings(RowSettings, AttemptSettings, ResultSettings, CaptureSettings)
             so that a wrong URL does not look like a slow one; give an engine that still loads its weights more.
         policy_base_url: For ``${policy_base_url}`` in server options; so are the next two.
         verbose: Say more.
+        log_format: How the processes of a run log: ``text``, or ``json`` for one object a line, with the rollout id and
+            the number of the attempt that a line is about. Where Ray was begun by somebody else, that one's
+            ``ray.LoggingConfig`` decides.
     """
 
     model_config = ConfigDict(**{**CaptureSettings.model_config, "extra": "forbid", "allow_inf_nan": False})
@@ -65,6 +69,7 @@ class RunSettings(RowSettings, AttemptSettings, ResultSettings, CaptureSettings)
     policy_api_key: SecretStr | None = None
     policy_model_name: Name | None = None
     verbose: bool = False
+    log_format: LogFormat = "text"
 
     @property
     def token_dir(self) -> Path | None:
