@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ __all__ = ["ACTIONS", "ControlPlaces", "DamagedRequest", "Request", "publish_sma
 ACTIONS = ("pause", "resume", "drain", "cancel", "requeue")
 MOST_BYTES = 1024**2
 """A request that is larger is refused unread."""
-_ID = re.compile(r"[0-9a-f]{32}")
+_ID = re.compile(r"[0-9a-f]{48}")
 
 
 class DamagedRequest(ValueError):  # noqa: N818 - it never leaves the room; what does is an answer
@@ -85,7 +86,8 @@ class Request:
     """Something asked of a run.
 
     Attributes:
-        id: 32 hexadecimal digits, the file's name too.
+        id: The file's name too: 16 hexadecimal digits of the asking machine's clock, so that names sort as requests
+            were made, and 32 at random.
         run_id: The run that is meant.
         desk: The desk that is meant, as its status names it.
         action: One of :data:`ACTIONS`.
@@ -129,7 +131,7 @@ class Request:
 def new_request(status: dict[str, Any], action: str, rollout_ids: Sequence[str] | None) -> Request:
     """Return a request for the desk that wrote a status."""
     ids = None if rollout_ids is None else tuple(rollout_ids)
-    return Request(secrets.token_hex(16), status["run_id"], status["desk"], action, ids)
+    return Request(f"{time.time_ns():016x}{secrets.token_hex(16)}", status["run_id"], status["desk"], action, ids)
 
 
 def publish_small(path: Path, data: bytes) -> None:

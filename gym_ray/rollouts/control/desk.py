@@ -9,6 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ __all__ = ["ControlDesk"]
 _log = logging.getLogger(__name__)
 _MOST_PLACEMENTS = 64
 _MOST_TOLD = 1000
+_ANSWERS_KEPT_S = 3600.0
 
 
 class ControlDesk:
@@ -34,13 +37,22 @@ class ControlDesk:
         paths: The run.
         collection: What is steered.
         interval_s: Seconds between two looks.
+        clock: Tells seconds that only go on; by it, answers that nobody fetched are kept for an hour.
     """
 
-    def __init__(self, paths: RunPaths, collection: Collection, *, interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        collection: Collection,
+        *,
+        interval_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._paths, self._collection, self._interval_s = paths, collection, interval_s
         self._places, self._desk = ControlPlaces.of(paths), secrets.token_hex(16)
         self._run_id, self._begun_at = "", time.time()
         self._ended_before = 0
+        self._clock, self._answered = clock, deque[tuple[float, Path]]()
         self._closed: asyncio.Future[None]
         self._task: asyncio.Task[None] | None = None
 
@@ -71,6 +83,8 @@ class ControlDesk:
         if manifest is None:
             raise StorageError(f"{self._paths.manifest}: there is none; begin the run first")
         self._places.make()
+        for path in self._places.answers.iterdir():  # of earlier collectors
+            path.unlink(missing_ok=True)
         for path in self._places.taken.iterdir():
             if not path.name.startswith("."):
                 self._answer(path.stem, error="the collector ended while it did this; look at the status, ask again")
@@ -90,6 +104,7 @@ class ControlDesk:
                 if request is not None:
                     answer = await self._apply(request)
                     await asyncio.to_thread(self._done, request, answer)
+            await asyncio.to_thread(self._sweep)
         except (OSError, GymRayError) as error:
             _log.warning("%s: requests cannot be served: %s", self._places.root, error)
 
@@ -147,7 +162,14 @@ class ControlDesk:
 
     def _answer(self, request_id: str, *, error: str | None = None, **answer: Any) -> None:
         value = {"id": request_id, "error": error, "answered_at": time.time(), **answer}
-        publish_small(self._places.answers / f"{request_id}.json", exact_json.dumps(value))
+        path = self._places.answers / f"{request_id}.json"
+        publish_small(path, exact_json.dumps(value))
+        self._answered.append((self._clock(), path))
+
+    def _sweep(self) -> None:
+        """Remove answers that nobody fetched for an hour."""
+        while self._answered and self._clock() - self._answered[0][0] > _ANSWERS_KEPT_S:
+            self._answered.popleft()[1].unlink(missing_ok=True)
 
     async def _tell(self, state: str) -> None:
         value = self._status(state)

@@ -28,7 +28,8 @@ class Live:
         self.port = FakePort(self.run.outputs, by_task({"0": failing("agent_run_error"), "1": hang}), capacity=2)
         self.collection: Collection = self.run.collection(self.port)
         self.paths, self.places = self.run.paths, ControlPlaces.of(self.run.paths)
-        self.desk = ControlDesk(self.paths, self.collection, interval_s=0.02)
+        self.now = 0.0
+        self.desk = ControlDesk(self.paths, self.collection, interval_s=0.02, clock=lambda: self.now)
 
     async def begin(self) -> None:
         await self.desk.start()
@@ -91,9 +92,9 @@ async def test_a_drain_ends_the_run(live: Live) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "problem"),
     [
-        ("0" * 32 + ".json", b"{", "not a request"),
-        ("0" * 32 + ".json", b'{"gym_ray_request":1,"id":"other","run_id":"","desk":"","action":"pause"}', "id"),
-        ("1" * 32 + ".json", b'{"gym_ray_request":1,"id":1,"run_id":"","desk":"","action":"pause"}', "id: not a text"),
+        ("0" * 48 + ".json", b"{", "not a request"),
+        ("0" * 48 + ".json", b'{"gym_ray_request":1,"id":"other","run_id":"","desk":"","action":"pause"}', "id"),
+        ("1" * 48 + ".json", b'{"gym_ray_request":1,"id":1,"run_id":"","desk":"","action":"pause"}', "id: not a text"),
         ("notes.txt", b"hello", "plain .json"),
     ],
 )
@@ -155,4 +156,54 @@ def test_places_without_a_run_are_refused(tmp_path: Path) -> None:
     ControlPlaces.of(run.paths).status.write_text("[]")
     with pytest.raises(StorageError, match="no status"):
         read_status(run.paths)
+    run.close()
+
+
+async def test_what_is_asked_in_one_moment_is_done_in_the_order_in_which_it_was_asked(live: Live) -> None:
+    status = read_status(live.paths).value
+    asked = [new_request(status, "pause" if number % 2 == 0 else "resume", None) for number in range(9)]
+    for request in reversed(asked):  # as a listing may show them
+        publish_small(live.places.root / request.id, request.encode())
+    for request in asked:
+        (live.places.root / request.id).rename(live.places.requests / f"{request.id}.json")
+    await until(lambda: len(list(live.places.answers.iterdir())) == 9)
+    assert [path.stem for path in sorted(live.places.answers.iterdir())] == [request.id for request in asked]
+    answers = [json.loads((live.places.answers / f"{request.id}.json").read_text()) for request in asked]
+    assert sorted(answers, key=lambda answer: answer["answered_at"]) == answers
+    assert live.collection.progress().paused, "the last one was a pause"
+
+
+async def test_answers_that_nobody_fetches_are_kept_for_an_hour_and_those_of_earlier_collectors_not(
+    tmp_path: Path,
+) -> None:
+    live = Live(tmp_path)
+    live.places.make()
+    (live.places.answers / ("0" * 48 + ".json")).write_text("{}")
+    await live.begin()
+    assert not list(live.places.answers.iterdir())
+    for hour in (0.0, 0.75):
+        live.now = hour * 3600
+        request = new_request(read_status(live.paths).value, "resume", None)
+        publish_small(live.places.requests / f"{request.id}.json", request.encode())
+        await until((live.places.answers / f"{request.id}.json").exists)
+    live.now = 1.5 * 3600
+    await until(lambda: len(list(live.places.answers.iterdir())) == 1)
+    assert (live.places.answers / f"{request.id}.json").exists(), "it is 45 minutes old"
+    await live.end()
+
+
+async def test_a_status_names_the_64_oldest_attempts_and_counts_all(tmp_path: Path) -> None:
+    run = BegunRun(tmp_path, 70)
+    port = FakePort(run.outputs, hang, capacity=70)
+    collection = run.collection(port)
+    desk = ControlDesk(run.paths, collection, interval_s=0.02)
+    await desk.start()
+    task = asyncio.create_task(collection.run())
+    await until(lambda: read_status(run.paths).value["in_flight"] == 70)
+    value = read_status(run.paths).value
+    assert [place["rollout_id"] for place in value["placements"]] == list(port.times("run"))[:64]
+    assert value["placements"][0]["begun_at"] == port.placements()[0].begun_at
+    collection.stop()
+    await task
+    await desk.aclose()
     run.close()
