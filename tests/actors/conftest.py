@@ -40,7 +40,7 @@ def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def ray_cluster(ray_environment: None) -> Iterator[None]:
     from gym_ray.actors.cluster import connected
 
-    with connected("gym-ray/tests", num_cpus=2):
+    with connected("gym-ray/tests", num_cpus=2, log_format="json"):
         yield
 
 
