@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from gym_ray import exact_json
-from gym_ray.cli.live_runs import live_runs
+from gym_ray.cli.live_runs import steerable_runs
 from gym_ray.cli.report import report_console
-from gym_ray.errors import SettingsError
+from gym_ray.errors import RunNotFoundError, SettingsError
 from gym_ray.rollouts.control.client import send
 
 __all__ = ["REFUSED", "ctl"]
@@ -41,12 +41,21 @@ def ctl(
     timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds to wait for the answer.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
-    """Ask a live run for something and say what became of it; exit with 2 when it was refused."""
+    """Ask a live run for something and say what became of it; exit with 2 when it was refused.
+
+    Of a job, each benchmark that is under way is asked, whatever the others answer.
+    """
     if rollout and action not in (Action.cancel, Action.requeue):
         raise SettingsError("command line", "--rollout", f"{action} is about the whole run", "leave it out")
     console, refused = report_console(), False
-    for name, paths in live_runs(place):
-        answer = send(paths, action, rollout or None, timeout_s=timeout_s)
+    runs = steerable_runs(place)
+    for name, paths in runs:
+        try:
+            answer = send(paths, action, rollout or None, timeout_s=timeout_s)
+        except RunNotFoundError as error:
+            if len(runs) == 1:
+                raise
+            answer = {"error": str(error)}
         refused |= answer["error"] is not None or bool(answer.get("refused_count"))
         if as_json:
             console.out(exact_json.dumps({"name": name, **answer}).decode(), highlight=False)

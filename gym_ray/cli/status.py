@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from gym_ray import exact_json
-from gym_ray.cli.live_runs import live_runs
+from gym_ray.cli.live_runs import FilesOfRun, begun_runs, read_word
 from gym_ray.cli.report import report_console
-from gym_ray.rollouts.control.client import RunStatus, read_status
+from gym_ray.rollouts.control.client import RunStatus
 
 __all__ = ["SILENT", "status"]
 
 SILENT = 2
-"""Exit code when a run that should speak has not."""
+"""Exit code when a run that should speak has not, or when nobody knows whether one that is incomplete goes on."""
 
 
 def status(
@@ -26,16 +26,30 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
     """Say what runs where, what waits, what failed; exit with 2 when a run that is not over is silent."""
-    found = [(name, read_status(paths)) for name, paths in live_runs(place)]
+    found = [(name, read_word(paths)) for name, paths in begun_runs(place)]
     console = report_console()
     for name, word in found:
         if as_json:
-            value = {"name": name, "age_s": word.age_s, "silent": word.silent, **word.value}
-            console.out(exact_json.dumps(value).decode(), highlight=False)
+            console.out(exact_json.dumps({"name": name, **_value(word)}).decode(), highlight=False)
+        elif isinstance(word, FilesOfRun):
+            _show_files(console, name, word)
         else:
             _show(console, name, word)
-    if any(word.silent for _, word in found):
+    if any(not word.complete if isinstance(word, FilesOfRun) else word.silent for _, word in found):
         raise typer.Exit(SILENT)
+
+
+def _value(word: RunStatus | FilesOfRun) -> dict[str, Any]:
+    if isinstance(word, FilesOfRun):
+        return word.to_dict()
+    return {"age_s": word.age_s, "silent": word.silent, **word.value}
+
+
+def _show_files(console: Console, name: str, word: FilesOfRun) -> None:
+    begun = f" since {escape(word.begun_at)}" if word.begun_at else ""
+    console.print(f"[bold]{escape(name)}[/]: [yellow]it has not said where it stands[/]{begun}; its files say:")
+    counts = f"{word.rows} rows, {word.records} records, {word.failed_attempts} failed attempts"
+    console.print(f"  {counts}" + ("" if word.complete else "; whether it goes on is not known"), soft_wrap=True)
 
 
 def _show(console: Console, name: str, word: RunStatus) -> None:

@@ -29,16 +29,19 @@ class BegunRun:
         directory: Where input and outputs lie.
         rows: How many rows; each is a task of its own.
         calls: The seam of the ledger to the operating system.
+        output: Name of its main output.
 
     Attributes:
         paths, rows, outputs, log: The parts of the run.
     """
 
-    def __init__(self, directory: Path, rows: int, calls: FileCalls | None = None) -> None:
+    def __init__(
+        self, directory: Path, rows: int, calls: FileCalls | None = None, *, output: str = "out.jsonl"
+    ) -> None:
         source = directory / "in.jsonl"
         row = {"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}
         source.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(rows)))
-        self.paths = RunPaths.of(directory / "out.jsonl")
+        self.paths = RunPaths.of(directory / output)
         self.held = ExitStack()
         lock = self.held.enter_context(RunLock(self.paths))
         begin_run(lock, source, RowOptions())

@@ -59,3 +59,63 @@ def test_a_path_that_is_no_run_is_refused(tmp_path: Path, words: list[str]) -> N
         result = command(*words, place)
         assert isinstance(result.exception, GymRayError)
         assert "no run" in str(result.exception)
+
+
+async def test_each_benchmark_of_a_job_that_is_under_way_is_steered(tmp_path: Path) -> None:
+    runs, desks, tasks = [], [], []
+    for name in ("first", "over", "second"):
+        (tmp_path / name / "artifacts").mkdir(parents=True)
+        (tmp_path / name / "logs").mkdir()
+        run = BegunRun(tmp_path / name / "artifacts", 2, output="rollouts.jsonl")
+        collection = run.collection(FakePort(run.outputs, hang, capacity=2))
+        runs.append((run, collection))
+        desks.append(ControlDesk(run.paths, collection, interval_s=0.02))
+        await desks[-1].start()
+        tasks.append(asyncio.create_task(collection.run()))
+    runs[1][1].stop()
+    await tasks[1]
+    await desks[1].aclose()
+    (tmp_path / "not-begun").mkdir()
+    (tmp_path / "gym-job.json").write_text("{}")
+    result = await asyncio.to_thread(command, "ctl", "pause", tmp_path, "--json")
+    assert result.exit_code == 0
+    assert [json.loads(line)["name"] for line in result.output.splitlines()] == ["first", "second"]
+    assert [collection.progress().paused for _, collection in runs] == [True, False, True]
+    await until(lambda: json.loads(ControlPlaces.of(runs[0][0].paths).status.read_text())["progress"]["paused"])
+    shown = await asyncio.to_thread(command, "status", tmp_path, "--json")
+    states = {(one := json.loads(line))["name"]: (one["state"], one["in_flight"]) for line in shown.output.splitlines()}
+    assert states == {"first": ("running", 2), "over": ("over", 0), "second": ("running", 2)}
+    desks[0]._closed.set_result(None)  # as if its process had died: no last word
+    await asyncio.wait({desks[0]._task})  # type: ignore[arg-type]
+    desks[0]._task = None
+    result = await asyncio.to_thread(command, "ctl", "resume", tmp_path, "--timeout", 1)
+    assert (result.exit_code, runs[2][1].progress().paused) == (2, False)
+    assert "first: " in result.output
+    assert "nobody answers" in result.output
+    assert "second: resume done" in result.output
+    for (run, collection), task, desk in zip(runs, tasks, desks, strict=True):
+        collection.stop()
+        await task
+        await desk.aclose()
+        run.close()
+    for place in (tmp_path / "over" / "artifacts" / "rollouts.jsonl", tmp_path / "over"):
+        refused = command("ctl", "pause", place)
+        assert isinstance(refused.exception, GymRayError)
+        assert "no run" in str(refused.exception)
+
+
+async def test_a_run_that_never_said_where_it_stands_is_told_by_its_files(tmp_path: Path) -> None:
+    run = BegunRun(tmp_path, 3)
+    collection = run.collection(FakePort(run.outputs, by_task({"0": failing("agent_run_error")})))
+    await collection.run()
+    shown = command("status", run.paths.output)
+    assert shown.exit_code == 2
+    assert "3 rows, 2 records, 1 failed attempts; whether it goes on is not known" in shown.output
+    found = json.loads(command("status", run.paths.output, "--json").output)
+    assert (found["state"], found["records"], found["failed_attempts"]) == ("unknown", 2, 1)
+    with run.paths.output.open("ab") as output:
+        output.write(b"{}\n")
+    assert command("status", run.paths.output).exit_code == 0
+    refused = command("ctl", "pause", run.paths.output)
+    assert "no run that can be asked" in str(refused.exception)
+    run.close()
