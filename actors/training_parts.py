@@ -102,7 +102,7 @@ def started_parts(
     space = place.namespace or f"gym-ray/{secrets.token_hex(4)}"
     with ExitStack() as stack:
         if not ray.is_initialized():
-            stack.enter_context(connected(space, address=place.address or "local"))
+            stack.enter_context(connected(space, address=place.address or "local", log_format=settings.log_format))
         servers: RunningServers | None = None
         if directory is None:
             run_token = run_token or secrets.token_urlsafe(32)

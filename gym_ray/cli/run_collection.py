@@ -40,7 +40,8 @@ def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose:
     secret = control_token(settings) if head is None else None
     print_warnings(console, collection_remarks(settings))
     console.print("[dim]starting Ray")
-    with ray_session(f"gym-ray/{secrets.token_hex(4)}", verbose=verbose) as interrupts:
+    session = f"gym-ray/{secrets.token_hex(4)}"
+    with ray_session(session, verbose=verbose, log_format=settings.log_format) as interrupts:
         from gym_ray.actors.collecting import collecting
         from gym_ray.actors.collector import CollectionPlan
         from gym_ray.actors.doctor import check_shared
