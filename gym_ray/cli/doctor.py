@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -14,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from gym_ray import exact_json
-from gym_ray.capture_location import CaptureLocation, is_url
+from gym_ray.capture_location import CaptureLocation
+from gym_ray.cli.capture_places import CapturePlace, StorageOptions, capture_location
 from gym_ray.cli.runtime import Interrupts, ray_session
 from gym_ray.errors import SettingsError
 from gym_ray.storage.shared_place.examining import examine
@@ -29,16 +29,13 @@ Writer = Literal["direct", "hosted"]
 
 
 def doctor(
-    place: Annotated[str, typer.Argument(help="Capture directory, or URL of an object store.", metavar="DIR|URL")],
+    place: CapturePlace,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     writer: Annotated[str, typer.Option(help="Who will write captures: direct or hosted.")] = "direct",
     patience_s: Annotated[
         float, typer.Option("--patience", min=0.1, help="Seconds that a node looks for what another one did.")
     ] = 5.0,
-    storage_options: Annotated[
-        Path | None,
-        typer.Option("--storage-options", help="JSON file with what fsspec is given for a URL.", metavar="FILE"),
-    ] = None,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Check from every node whether a place can keep captures, and say how they would be kept there.
 
@@ -48,26 +45,13 @@ def doctor(
     """
     if writer not in ("direct", "hosted"):
         raise SettingsError("--writer", writer, "there is no such writer", "use direct or hosted")
-    location = CaptureLocation.of(place if is_url(place) else str(Path(place).absolute()), _options(storage_options))
-    report = _asked(location, cast("Writer", writer), patience_s)
+    report = _asked(capture_location(place, storage_options), cast("Writer", writer), patience_s)
     if as_json:
         typer.echo(exact_json.dumps(asdict(report)))
     else:
         _print(Console(highlight=False, soft_wrap=True), report)
     if not report.usable:
         raise typer.Exit(1)
-
-
-def _options(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = exact_json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise SettingsError(str(path), "", f"cannot be read: {error}", "give a file with one JSON object") from error
-    if not isinstance(found, dict):
-        raise SettingsError(str(path), "", f"holds {type(found).__name__}", "give a file with one JSON object")
-    return found
 
 
 def _asked(location: CaptureLocation, writer: Writer, patience_s: float) -> PlaceReport:

@@ -70,7 +70,8 @@ class DirectoryHand:
 
     def _create_root(self) -> None:
         missing = [str(path) for path in (Path(self._root), *Path(self._root).parents) if not path.exists()]
-        self._calls.makedirs(self._root, OWNER_ONLY_DIRECTORY)
+        if missing:
+            self._calls.makedirs(self._root, OWNER_ONLY_DIRECTORY)
         self._created = missing
 
     def _facts(self, problem: str) -> PlaceFacts:

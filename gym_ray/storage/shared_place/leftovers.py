@@ -26,7 +26,7 @@ def remove_run(calls: PlaceCalls, directory: str) -> None:
             for name in calls.list_names(directory):
                 _remove(calls, f"{directory}/{name}")
             calls.remove_directory(directory)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # another node was faster, or there never was a directory
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY) or not left:
