@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from gym_ray.rollouts.control.desk import ControlDesk
 from gym_ray.rollouts.metrics import RunMetrics
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths
+from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 
 _EMPTY_PATIENCE_S = 120.0
@@ -88,7 +90,7 @@ class CollectorHost(Watched):
         self._finished = self._collection.finished()
         self._desk = ControlDesk(run.paths, self._collection)
         await self._desk.start()
-        self._publisher = RunMetricsPublisher(self._collection, run.paths.output.stem)
+        self._publisher = RunMetricsPublisher(partial(RunStanding.of, self._collection), run.paths.output.stem)
         self._publisher.start()
         self._ready = True
 

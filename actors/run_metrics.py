@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from gym_ray.actors.metrics import Publisher, add
-from gym_ray.rollouts.collection import Collection, Progress
 from gym_ray.rollouts.row_states.failure_classes import FAILURE_CLASS_CODES
+from gym_ray.rollouts.run_standing import RunStanding
 
 __all__ = ["RunMetricsPublisher"]
 
 _OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    progress: Progress
-    done: int
-    unstored: int
-    failures: Mapping[str, int]
-
-
-class RunMetricsPublisher(Publisher[_Standing]):
-    """Publishes a collection's gauges and what it added to its counters; what earlier runs did is in no counter.
+class RunMetricsPublisher(Publisher[RunStanding]):
+    """Publishes a run's gauges and what was added to its counts; what earlier runs did is in no counter.
 
     Args:
-        collection: What to read; on its own loop.
-        run: The tag ``run`` of every metric: the stem of the output.
+        standing: Returns where the run stands; called on the loop that the publisher is started on.
+        run: The tag ``run`` of every metric: the stem of the output, or the name of a training loop's directory.
     """
 
-    def __init__(self, collection: Collection, run: str) -> None:
+    def __init__(self, standing: Callable[[], RunStanding], run: str) -> None:
         super().__init__(run, tag="run")
-        self._collection, self._published = collection, self._standing(collection)
+        self._standing, self._published = standing, standing()
         self._pending = self.gauge("run_rows_pending", "Rows that wait for their first attempt, or for another one.")
         self._in_flight = self.gauge("run_rows_in_flight", "Rows with a worker, or on the way to one.")
         self._joining = self.gauge("run_rows_joining", "Rows whose attempt has ended and is not stored yet.")
@@ -47,30 +38,25 @@ class RunMetricsPublisher(Publisher[_Standing]):
         self._retries = self.counter("run_retries", "Attempts beyond the first of a row.")
         self._cancelled = self.counter("run_attempts_cancelled", "Attempts that were cancelled before they replied.")
 
-    def take(self) -> _Standing:
+    def take(self) -> RunStanding:
         """Return where the run stands."""
-        return self._standing(self._collection)
+        return self._standing()
 
-    @staticmethod
-    def _standing(collection: Collection) -> _Standing:
-        return _Standing(collection.progress(), *collection.metrics.ended())
-
-    def publish(self, batch: _Standing) -> None:
+    def publish(self, batch: RunStanding) -> None:
         """Publish where the run stands, and what was added since the last batch."""
         before, self._published = self._published, batch
-        now = batch.progress
-        self._pending.set(now.pending)
-        self._in_flight.set(now.running)
-        self._joining.set(now.joining)
-        self._oldest.set(now.oldest_unjoined_s or 0.0)
-        if now.join_lag_p90_ms is not None:
-            self._lag.set(now.join_lag_p90_ms / 1000)
-        self._paused.set(float(now.paused))
+        self._pending.set(batch.pending)
+        self._in_flight.set(batch.in_flight)
+        self._joining.set(batch.joining)
+        self._oldest.set(batch.oldest_unjoined_s)
+        if batch.join_lag_p90_s is not None:
+            self._lag.set(batch.join_lag_p90_s)
+        self._paused.set(float(batch.paused))
         add(self._done, batch.done - before.done, {})
         add(self._unstored, batch.unstored - before.unstored, {})
         for name, count in batch.failures.items():
             # Replies may name any class; only those with a code become labels.
             label = name if name in FAILURE_CLASS_CODES else _OTHER
             add(self._failed, count - before.failures.get(name, 0), {"failure_class": label})
-        add(self._retries, now.retries - before.progress.retries, {})
-        add(self._cancelled, now.cancelled_attempts - before.progress.cancelled_attempts, {})
+        add(self._retries, batch.retries - before.retries, {})
+        add(self._cancelled, batch.cancelled - before.cancelled, {})

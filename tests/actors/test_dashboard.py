@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from gym_ray.model_call_capture.telemetry import CaptureTelemetry
-from gym_ray.testing.begun_run import BegunRun
-from gym_ray.testing.fake_rollouts import FakePort
+from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.external_staging import StagedCallCounts
@@ -59,7 +58,7 @@ class Registry:
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Published]]:
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Published]:
     import gym_ray.actors
     from gym_ray.actors import metrics
 
@@ -68,20 +67,18 @@ def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[
     registry = Registry()
     for kind in ("Counter", "Gauge", "Histogram"):
         monkeypatch.setattr(metrics, kind, registry.kind(kind))
-    run = BegunRun(tmp_path, 1)
     given = {
         "MetricsPublisher": CaptureTelemetry(),
         "TokenMetricsPublisher": TokenCapture(PlainTokenSink(), None),
         "StagingMetricsPublisher": StagedCallCounts(),
         "WorkerMetricsPublisher": AsyncRolloutTokenCapture(RolloutTokenCapture(MemoryStaging(), lambda: 1)),
-        "RunMetricsPublisher": run.collection(FakePort(run.outputs)),
+        "RunMetricsPublisher": RunStanding,
     }
     classes = {cls.__name__: cls for cls in metrics.Publisher.__subclasses__()}
     assert classes.keys() == given.keys(), "a publisher is not looked at here"
     for name, cls in classes.items():
         cls(given[name], "name")  # type: ignore[arg-type]
-    yield registry.metrics
-    run.close()
+    return registry.metrics
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.testing.begun_run import BegunRun
 from gym_ray.testing.fake_rollouts import FakePort, answer, by_task, failing, hang
 from gym_ray.testing.waiting import until
@@ -45,7 +46,7 @@ async def test_a_run_is_published_without_ids_and_each_event_once(
     run = BegunRun(tmp_path, 6)
     script = by_task({"0": failing("judge_failed"), "1": failing("a text of a reply"), "2": hang, "3": hang})
     collection = run.collection(FakePort(run.outputs, script, capacity=6))
-    publisher = run_metrics.RunMetricsPublisher(collection, run.paths.output.stem)
+    publisher = run_metrics.RunMetricsPublisher(lambda: RunStanding.of(collection), run.paths.output.stem)
     task = asyncio.create_task(collection.run())
     await until(lambda: collection.progress().done == 2 and collection.progress().failed == 2)
     collection.pause()
