@@ -278,6 +278,7 @@ MISTAKES = {
         "f.yaml:1: head_server: '127.0.0.1' is not accepted; should be a map of keys and values",
     ),
     "boolean": ("verbose: maybe\n", "f.yaml:1: verbose: 'maybe' is not accepted; should be true or false"),
+    "choice": ("log_format: xml\n", "f.yaml:1: log_format: 'xml' is not accepted; should be 'text' or 'json'"),
     "null boolean": ("verbose:\n", "f.yaml:1: verbose: None is not accepted; should be true or false"),
     "negative limit": ("limit: -1\n", "f.yaml:1: limit: -1 is not accepted; should be greater than or equal to 0"),
     "repeats": (
