@@ -19,12 +19,12 @@ from gym_ray.cli.doctor import doctor
 from gym_ray.cli.env import env_app
 from gym_ray.cli.eval_aggregate import aggregate_runs
 from gym_ray.cli.eval_health import health
-from gym_ray.cli.eval_logs import job_logs
 from gym_ray.cli.eval_rejoin import rejoin_run
-from gym_ray.cli.eval_status import job_status
-from gym_ray.cli.eval_stop import stop_job
-from gym_ray.cli.eval_submit import submit_job
 from gym_ray.cli.evaluate import eval_app
+from gym_ray.cli.jobs.logs import job_logs
+from gym_ray.cli.jobs.status import job_status
+from gym_ray.cli.jobs.stop import stop_job
+from gym_ray.cli.jobs.submit import submit_job
 from gym_ray.cli.staging import staging_app
 from gym_ray.cli.status import status
 from gym_ray.errors import GymRayError

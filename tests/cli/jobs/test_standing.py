@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gym_ray.cli.job_log_tail import LogTail, last_error
-from gym_ray.cli.job_standing import Heard, standing
+from gym_ray.cli.jobs.log_tail import LogTail, last_error
+from gym_ray.cli.jobs.standing import Heard, standing
 from gym_ray.submission.job_files import BenchmarkJob
 from gym_ray.submission.statuses import BenchmarkStatus
 

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from gym_ray.cli.eval_status import JobDir
-from gym_ray.cli.eval_stop import Benchmark, chosen
-from gym_ray.cli.job_cluster import Address
-from gym_ray.cli.job_log_tail import LogTail
-from gym_ray.cli.job_standing import Clusters, Standing, watched
+from gym_ray.cli.jobs.cluster import Address
+from gym_ray.cli.jobs.log_tail import LogTail
+from gym_ray.cli.jobs.standing import Clusters, Standing, watched
+from gym_ray.cli.jobs.status import JobDir
+from gym_ray.cli.jobs.stop import Benchmark, chosen
 from gym_ray.submission.job_files import JobFiles, read_job
 from gym_ray.submission.job_states import exit_code_of
 

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from gym_ray.cli.job_cluster import Address, job_server, job_server_address
-from gym_ray.cli.job_plan import plan_json, print_plan
-from gym_ray.cli.job_standing import Clusters, Standing, settle, watched
-from gym_ray.cli.job_submission import Submitter, just_submitted, unfinished
-from gym_ray.cli.job_tables import print_standings, standings_json
-from gym_ray.cli.job_upload import Preflight
+from gym_ray.cli.jobs.cluster import Address, job_server, job_server_address
+from gym_ray.cli.jobs.plan import plan_json, print_plan
+from gym_ray.cli.jobs.standing import Clusters, Standing, settle, watched
+from gym_ray.cli.jobs.submission import Submitter, just_submitted, unfinished
+from gym_ray.cli.jobs.tables import print_standings, standings_json
+from gym_ray.cli.jobs.upload import Preflight
 from gym_ray.cli.report import report_console
 from gym_ray.cli.runtime import INTERRUPTED
 from gym_ray.errors import SettingsError

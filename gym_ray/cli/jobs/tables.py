@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gym_ray.cli.job_standing import Standing
+from gym_ray.cli.jobs.standing import Standing
 from gym_ray.submission.job_files import JobFiles
 
 __all__ = ["print_standings", "standings_json"]

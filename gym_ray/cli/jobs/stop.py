@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from gym_ray.cli.eval_status import JobDir
-from gym_ray.cli.job_cluster import Address
-from gym_ray.cli.job_standing import Clusters, Standing, settle, standings
-from gym_ray.cli.job_tables import print_standings
+from gym_ray.cli.jobs.cluster import Address
+from gym_ray.cli.jobs.standing import Clusters, Standing, settle, standings
+from gym_ray.cli.jobs.status import JobDir
+from gym_ray.cli.jobs.tables import print_standings
 from gym_ray.cli.report import report_console
 from gym_ray.errors import ClusterError
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles, read_job

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_ray.cli.app import app
-from gym_ray.cli.job_submission import Submitter, unfinished
+from gym_ray.cli.jobs.submission import Submitter, unfinished
 from gym_ray.errors import ClusterError
 from gym_ray.submission.computes import RayCompute
 from gym_ray.submission.documents import read_submission

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gym_ray.cli.job_cluster import Address
-from gym_ray.cli.job_standing import Clusters, standings
-from gym_ray.cli.job_tables import print_standings, standings_json
+from gym_ray.cli.jobs.cluster import Address
+from gym_ray.cli.jobs.standing import Clusters, standings
+from gym_ray.cli.jobs.tables import print_standings, standings_json
 from gym_ray.cli.report import report_console
 from gym_ray.submission.job_files import read_job
 from gym_ray.submission.job_states import exit_code_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_ray.cli.job_entrypoint import entrypoint
+from gym_ray.cli.jobs.entrypoint import entrypoint
 
 
 def run(command: str, directory: Path, path: str) -> subprocess.CompletedProcess[str]:

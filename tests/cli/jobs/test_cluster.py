@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_ray.cli.job_cluster import job_server, job_server_address
+from gym_ray.cli.jobs.cluster import job_server, job_server_address
 from gym_ray.errors import ClusterError
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_ray.cli.job_entrypoint import entrypoint
-from gym_ray.cli.job_standing import Clusters, Heard, Standing, standing, standings
+from gym_ray.cli.jobs.entrypoint import entrypoint
+from gym_ray.cli.jobs.standing import Clusters, Heard, Standing, standing, standings
 from gym_ray.errors import ClusterError
 from gym_ray.submission.computes import RayCompute
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gym_ray.cli.job_cluster import job_server, job_server_address
-from gym_ray.cli.job_log_tail import last_error
+from gym_ray.cli.jobs.cluster import job_server, job_server_address
+from gym_ray.cli.jobs.log_tail import last_error
 from gym_ray.errors import ClusterError
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles
 from gym_ray.submission.job_states import BenchmarkState
