@@ -9,11 +9,13 @@ from typing import Any
 
 from gym_ray.actors.health import Watched
 from gym_ray.actors.ray_port import RayPort
+from gym_ray.actors.run_metrics import RunMetricsPublisher
 from gym_ray.actors.seats import Seat
 from gym_ray.agents.context import ServerUrls
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths, Written
+from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.rollouts.session import RunPlan
 from gym_ray.rollouts.training.outcomes import Requested
 from gym_ray.rollouts.training.step import Step, StepPlan, Taken
@@ -42,8 +44,8 @@ class TrainingHost(Watched):
         self._ports: dict[int, RayPort] = {}
         self._clearings: dict[int, Clearing] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._paused = False
-        self._epoch = 0
+        self._paused, self._epoch, self._over = False, 0, RunStanding()
+        self._publisher: RunMetricsPublisher | None = None
 
     async def open(self, directory: Path, workers: Sequence[Seat], joiners: Sequence[Seat]) -> tuple[int, ...]:
         """Take the directory and the seats; return the steps that an earlier loop left half finished.
@@ -53,12 +55,17 @@ class TrainingHost(Watched):
         """
         self._directory = await asyncio.to_thread(StepDirectory, directory)
         self._workers, self._joiners = list(workers), list(joiners)
+        self._publisher = RunMetricsPublisher(self._standing, directory.name)
+        self._publisher.start()
         self._ready = True
         return self._directory.interrupted
 
     async def next_step(self, rows: Sequence[Mapping[str, Any]]) -> tuple[int, Path]:
         """Take the next number and write the rows of its step; see :class:`StepDirectory`."""
         return await asyncio.to_thread(self._files.next_step, rows)
+
+    def _standing(self) -> RunStanding:
+        return sum((step.standing() for step in self._steps.values()), self._over)
 
     @property
     def _files(self) -> StepDirectory:
@@ -124,7 +131,8 @@ class TrainingHost(Watched):
         # Not the port's own close: its seats are those of the other steps too.
         if (clearing := self._clearings.pop(number, None)) is not None:
             await clearing.aclose()
-        self._steps.pop(number, None)
+        if self._steps.pop(number, None) is not None:
+            self._over += step.standing().counts()
         self._ports.pop(number, None)
         closed = [seat.handle.close_run.remote(str(number)) for seat in self._joiners if not seat.gone]
         await asyncio.gather(*closed, return_exceptions=True)  # a joiner that is gone holds no files either
@@ -186,5 +194,7 @@ class TrainingHost(Watched):
             self.finish(number, "cut short")
         if self._ending:
             await asyncio.wait(list(self._ending))
+        if self._publisher is not None:
+            await self._publisher.close()
         if self._directory is not None:
             self._directory.close()

@@ -46,6 +46,16 @@ def of_run(run: str) -> dict[str, float]:
     return found
 
 
+def once_counted(run: str, **wanted: float) -> dict[str, float]:
+    """Return the samples of a run once some are as wanted; Ray exports them when it does."""
+    deadline, found = time.monotonic() + 120, dict[str, float]()
+    while not wanted.items() <= found.items():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+        found = of_run(run)
+    return found
+
+
 def test_a_line_of_an_attempt_names_it_and_the_run_is_counted(
     ray_cluster: None, write_settings: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -65,14 +75,27 @@ def test_a_line_of_an_attempt_names_it_and_the_run_is_counted(
         while ray.get(running.collector.next_finished.remote(), timeout=60) is not None:
             pass
         logs = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1] / "logs"
-        deadline, counted = time.monotonic() + 120, dict[str, float]()
-        while counted.get("rollouts_done_total") != 1 or counted.get("attempts_failed_total") != 1:
-            assert time.monotonic() < deadline, counted
-            time.sleep(0.5)  # Ray exports when it does
-            counted = of_run(run)
+        counted = once_counted(run, rollouts_done_total=1, attempts_failed_total=1)
     told = {line["message"]: line for line in said_of("says hello", logs) if line["name"] == "an_agent"}
     for rollout_id in ("0-0", "1-0"):
         line = told[f"{rollout_id} says hello"]
         assert (line["rollout_id"], line["attempt"], line["levelname"]) == (rollout_id, 0, "WARNING")
         assert line["node_id"] == ray.nodes()[0]["NodeID"]
     assert (counted["rows_pending"], counted["rows_in_flight"], counted["paused"]) == (0, 0, 0)
+
+
+def test_the_steps_of_a_loop_are_counted_together(
+    ray_cluster: None, write_settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    from gym_ray.actors import RolloutCollector
+
+    loop_dir = tmp_path / f"loop-{time.time_ns()}"
+    row = {"agent_ref": {"name": "logging_agent"}, "responses_create_params": {"input": "q"}}
+    with RolloutCollector.start(
+        write_settings(SETTINGS, capture=False), output_dir=loop_dir, cache_dir=tmp_path
+    ) as loop:
+        for fails in ("", "told to", ""):
+            (result,) = loop.collect_batch([{**row, "fails": fails}]).results
+            assert bool(result.failure_class) == bool(fails)
+        counted = once_counted(loop_dir.name, rollouts_done_total=2, attempts_failed_total=1)
+    assert (counted["rows_pending"], counted["rows_in_flight"], counted["rows_joining"]) == (0, 0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gym_ray import exact_json
 from gym_ray.errors import GymRayError
@@ -18,6 +18,7 @@ from gym_ray.rollouts.collection import Collection, Progress
 from gym_ray.rollouts.ports import AttemptJob, RolloutPort
 from gym_ray.rollouts.rows.input_rows import read_rows
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
+from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.rollouts.session import RunPlan, RunSession
 from gym_ray.rollouts.training.gated_port import GatedPort
 from gym_ray.rollouts.training.outcomes import (
@@ -164,6 +165,12 @@ class Step:
     def progress(self) -> tuple[Progress, int, int]:
         """Return where the run stands, undecided rollouts and undelivered bytes."""
         return self._collection.progress(), len(self._board.open_ordinals()), self._board.undelivered_bytes
+
+    def standing(self) -> RunStanding:
+        """Return where the run stands; nothing of a step that was never opened."""
+        if self._running is None:
+            return RunStanding()
+        return replace(RunStanding.of(self._collection), paused=self._paused)
 
     async def aclose(self) -> None:
         """Cancel what still runs, store what has ended, close the files; idempotent."""
