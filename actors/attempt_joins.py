@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, ObjectLostError, RayActorError, RayTaskError
 
+from gym_ray.actors.packing import packed
 from gym_ray.actors.seats import Seat, first_line
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
@@ -27,8 +27,7 @@ class AttemptJoins:
     """
 
     def __init__(self, run: str | None, patience_s: float) -> None:
-        self._run: Sequence[str] = () if run is None else (run,)
-        self._patience_s = patience_s
+        self._run, self._patience_s = run, patience_s
 
     async def join(
         self, seat: Seat, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest
@@ -42,7 +41,8 @@ class AttemptJoins:
         seat.busy += 1
         value = result.value if isinstance(result, ReplyHandle) else result
         try:
-            call = asyncio.ensure_future(seat.handle.join.remote(job, value, request, *self._run))
+            sent = seat.handle.join.remote(packed(job, request, self._run), value)
+            call = asyncio.wrap_future(sent.future())
             await self._end_if_silent(seat, call)
             outcome: JoinOutcome = call.result()
         except (RayActorError, ActorUnschedulableError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from gym_ray.actors.health import Watched
+from gym_ray.actors.packing import unpacked
 from gym_ray.errors import ClusterError, GymRayError
 from gym_ray.evidence.run_result import RunResult
 from gym_ray.log_context import bound
@@ -65,15 +66,21 @@ class JoinerHost(Watched):
         if joiner is not None:
             await joiner.aclose()
 
-    async def join(
-        self, job: AttemptJob, result: RunResult, request: JoinRequest, run: str | None = None
-    ) -> JoinOutcome:
+    async def join(self, task: bytes, result: RunResult) -> JoinOutcome:
         """Join one attempt; its record is durable when this returns.
 
         A table of training rows stays in the object store: ``token_rows`` says where. Putting it there by hand also
         puts small ones there, which a returned value would carry in its message.
+
+        Args:
+            task: The attempt's job, the request, and the run's key, None for a joiner of one run; see
+                :mod:`gym_ray.actors.packing`.
+            result: How the attempt ended.
         """
         await self.ready()
+        job: AttemptJob
+        request: JoinRequest
+        job, request, run = unpacked(task)
         with bound(rollout_id=job.rollout_id, attempt=job.attempt):
             outcome = await (await self._joiner_of(run)).join(job, result, request)
         table: Any = outcome.token_rows

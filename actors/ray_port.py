@@ -20,6 +20,7 @@ from ray.exceptions import (
 
 from gym_ray.actors.attempt_joins import AttemptJoins
 from gym_ray.actors.cluster import alive_nodes
+from gym_ray.actors.packing import packed
 from gym_ray.actors.seats import Seat, expect_back, first_line, least_busy_there
 from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import AgentError, ClusterError
@@ -112,9 +113,9 @@ class RayPort:
         seat = await self._some(self._workers, "rollout worker")
         seat.busy += 1
         self._placed[job.rollout_id] = Placement(job.rollout_id, job.attempt, seat.name, seat.node_id, time.time())
-        ended, result = seat.handle.run.options(num_returns=2).remote(job, *(() if seat.urls is None else (seat.urls,)))
-        # A task of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
-        end = asyncio.ensure_future(ended)
+        ended, result = seat.handle.run.options(num_returns=2).remote(packed(job, seat.urls))
+        # A future of its own: what waits for it may be cancelled or run out of time, the run's end is still awaited.
+        end = asyncio.wrap_future(ended.future())
         try:
             done, _ = await asyncio.wait([end], timeout=None if job.timeout_s is None else job.timeout_s + _GRACE_S)
             if not done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gym_ray.actors.health import Watched
+from gym_ray.actors.packing import unpacked
 from gym_ray.agents.runner import AgentRunner, ServerUrls
 from gym_ray.errors import GymRayError
 from gym_ray.evidence.run_result import RunResult
@@ -35,16 +36,18 @@ class RolloutWorkerHost(Watched):
         if self._failure is not None:
             raise self._failure
 
-    async def run(self, job: AttemptJob, urls: ServerUrls | None = None) -> tuple[None, RunResult]:
+    async def run(self, task: bytes) -> tuple[None, RunResult]:
         """Run one attempt.
 
         Args:
-            job: The attempt.
-            urls: Where it finds the servers, and keeps finding them; None for where they were when the worker started.
+            task: The attempt's job, and where it finds the servers and keeps finding them, None for where they were
+                when the worker started; see :mod:`gym_ray.actors.packing`.
 
         Returns:
             Nothing, as the small word that the run ended, and the result, which stays in the object store.
         """
+        job: AttemptJob
+        job, urls = unpacked(task)
         with bound(rollout_id=job.rollout_id, attempt=job.attempt):
             return None, await self._runner.run(job.row, job.rollout_id, job.agent, job.timeout_s, urls)
 

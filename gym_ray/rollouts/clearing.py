@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 import httpx
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 _Wanted = tuple[tuple[str, ...], asyncio.Future[None]]
 _A_ROUND = 256
 """Attempts that are cleared together at most."""
+_APART_S = 0.1
+"""From the beginning of one round to that of the next: each asks every server, which costs more than its attempts."""
 
 
 class Clearing:
@@ -39,12 +42,13 @@ class Clearing:
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(10.0), trust_env=False)
         self._waiting: list[_Wanted] = []
         self._rounds: asyncio.Task[None] | None = None
+        self._round_at = 0.0
 
     async def clear(self, rollout_ids: Sequence[str]) -> None:
         """Empty the captures of these attempts, and tell the servers that they begin anew (D25, D28, B125).
 
-        Whoever calls while others are being cleared waits for the next round, which takes all that wait: servers are
-        asked once a round, not once an attempt.
+        Whoever calls while others are being cleared, or soon after, waits for the next round, which takes all that
+        wait: servers are asked once a round, not once an attempt.
 
         Raises:
             StorageError: A capture could not be cleared; the attempt must not run.
@@ -58,8 +62,12 @@ class Clearing:
 
     async def _clear_rounds(self) -> None:
         while self._waiting:
-            taken, self._waiting = self._waiting[:_A_ROUND], self._waiting[_A_ROUND:]
+            taken: Sequence[_Wanted] = ()
             try:
+                if self._calls is not None:
+                    await asyncio.sleep(self._round_at - time.monotonic())
+                    self._round_at = time.monotonic() + _APART_S
+                taken, self._waiting = self._waiting[:_A_ROUND], self._waiting[_A_ROUND:]
                 await self._clear_round(taken)
             except Exception as error:  # noqa: BLE001 - raised where each of them is waited for
                 _fail(taken, error)

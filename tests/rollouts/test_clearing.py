@@ -105,3 +105,24 @@ async def test_who_waits_for_a_clearing_that_is_closed_is_told(monkeypatch: pyte
     for waiting in (first, second):
         with pytest.raises(StorageError, match="the run ended"):
             await waiting
+
+
+async def test_attempts_that_come_soon_after_a_round_share_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _Slow()
+    slow.go_on.set()
+    monkeypatch.setattr("gym_ray.rollouts.clearing.open_captures", lambda _: slow)
+    monkeypatch.setattr("gym_ray.rollouts.clearing._APART_S", 0.5)
+    clearing = Clearing(CaptureLocation.of("/nowhere"))
+    await clearing.clear(["0-0"])
+    waiting = []
+    for number in (1, 2, 3):
+        waiting.append(asyncio.create_task(clearing.clear([f"{number}-0"])))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await asyncio.gather(*waiting[:2])
+    assert slow.rounds == [["0-0"], ["1-0", "2-0", "3-0"]]
+    late = asyncio.create_task(clearing.clear(["4-0"]))
+    await asyncio.sleep(0)
+    await clearing.aclose()
+    with pytest.raises(StorageError, match="the run ended"):
+        await late

@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 _JOIN_TRIES = 6
 _MAX_ROW_BYTES = 256 * 1024**2
 """Rows in hand together; each is in memory once or twice more on its way to a worker and to a joiner."""
+_SHORT_ROW_BYTES = 16 * 1024
+"""A row up to here is parsed sooner than a thread is told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class AttemptFlow:
 
         From the moment at which its id is known until its run is over, somebody may cancel it.
         """
+        await self._pace.turn()
         try:
             job = await self._job(start)
         except InputError as error:
@@ -179,10 +182,10 @@ class AttemptFlow:
             return job, never_ran, never_ran
         self._starting.add(job.rollout_id)
         try:
-            await self._pace.turn()
             await self._log.append(FrameKind.STARTED, job.ordinal, job.attempt, job.rollout_id)
             await self._pace.turn()
             not_cleared = await self._clear(job)
+            await self._pace.turn()  # many are cleared together
             cancelled = job.rollout_id in self._cancelled
         finally:
             self._starting.discard(job.rollout_id)
@@ -201,8 +204,9 @@ class AttemptFlow:
 
     async def _job(self, start: StartAttempt) -> AttemptJob:
         ordinal, reuse = start.ordinal, self._ledger.reuses_deliverable(start.ordinal)
-        read = functools.partial(self._rows.attempt, ordinal, start.attempt, reuse_deliverable=reuse)
-        row = await asyncio.to_thread(read)  # a large one takes a while
+        data = self._rows.read_at_once(ordinal, _SHORT_ROW_BYTES)
+        read = functools.partial(self._rows.attempt, ordinal, start.attempt, reuse_deliverable=reuse, data=data)
+        row = read() if data is not None else await asyncio.to_thread(read)  # a large one takes a while
         timeout_s = self._settings.run_timeout_s
         begun_at = time.time()
         return AttemptJob(start.ordinal, start.attempt, row.rollout_id, row.agent, row.data, timeout_s, begun_at)

@@ -177,25 +177,51 @@ class MaterialisedRows:
             IndexError: There is no such row.
             InputError: The row is not as it was written.
         """
-        offset, length, crc = self._row(ordinal)
-        data = os.pread(self._file.fileno(), length - 1, offset) if length > 0 else b""
+        offset, length, _ = self._row(ordinal)
+        return self._checked(ordinal, os.pread(self._file.fileno(), length - 1, offset) if length > 0 else b"")
+
+    def read_at_once(self, ordinal: int, max_bytes: int) -> bytes | None:
+        """Return what :meth:`read` does if that is certain not to wait for a disk: the row is short and in memory.
+
+        Returns:
+            The row; None for one that must be read in a thread.
+
+        Raises:
+            IndexError: There is no such row.
+            InputError: The row is not as it was written.
+        """
+        offset, length, _ = self._row(ordinal)
+        if not 0 < length <= max_bytes:
+            return None
+        data = bytearray(length - 1)
+        try:
+            found = os.preadv(self._file.fileno(), [data], offset, os.RWF_NOWAIT)
+        except OSError:  # not in memory, or a file system that cannot say; whoever reads it in a thread will see
+            return None
+        return self._checked(ordinal, bytes(data)) if found == len(data) else None
+
+    def _checked(self, ordinal: int, data: bytes) -> bytes:
+        _, length, crc = self._row(ordinal)
         if len(data) != length - 1 or google_crc32c.value(data) != crc:
             problem = "the materialised row is damaged: it is not as it was written; start the run afresh"
             raise InputError(self.path, ordinal + 1, "", problem)
         return data
 
-    def attempt(self, ordinal: int, attempt: int, *, reuse_deliverable: bool = False) -> AttemptRow:
+    def attempt(
+        self, ordinal: int, attempt: int, *, reuse_deliverable: bool = False, data: bytes | None = None
+    ) -> AttemptRow:
         """Return one row made ready for an attempt: ``_ng_attempt_index`` counts on from the row's own (D10, D55).
 
         Args:
             ordinal: Which row.
             attempt: 0 for its first attempt.
             reuse_deliverable: Tell the agent that an earlier attempt left something to reuse (D55).
+            data: The row, where it was read already.
 
         Raises:
             InputError: The line is damaged.
         """
-        data = self.read(ordinal)
+        data = self.read(ordinal) if data is None else data
         row = exact_json.loads_object(data)
         if row is None:
             raise InputError(self.path, ordinal + 1, "", "the materialised row is damaged; start the run afresh")

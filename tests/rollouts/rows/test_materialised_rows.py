@@ -145,3 +145,31 @@ def test_many_rows_cost_neither_memory_nor_a_scan(tmp_path: Path) -> None:
     assert rows_found == 200_000
     assert anonymous_kib < 400, "eight bytes a row would be 1,560 KiB"
     assert read < 64 * 1024
+
+
+def test_a_short_row_in_memory_is_read_at_once_and_any_other_is_left_to_a_thread(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = row_lines(paths)  # which brings them into memory
+    with MaterialisedRows.of(paths) as rows:
+        found = [rows.read_at_once(ordinal, 4096) for ordinal in range(5)]
+        assert found == lines
+        assert rows.attempt(3, 0, data=found[3]) == rows.attempt(3, 0)
+        assert rows.read_at_once(0, len(lines[0])) is None, "longer than allowed: its line feed counts"
+
+        def not_in_memory(*_: object) -> int:
+            raise BlockingIOError
+
+        monkeypatch.setattr("os.preadv", not_in_memory)
+        assert rows.read_at_once(0, 4096) is None
+        monkeypatch.setattr("os.preadv", lambda _, buffers, *__: len(buffers[0]) - 1)
+        assert rows.read_at_once(0, 4096) is None, "only its beginning was in memory"
+
+
+def test_a_changed_row_that_is_read_at_once_is_named_too(paths: RunPaths) -> None:
+    data = bytearray(paths.materialised.read_bytes())
+    data[len(row_lines(paths)[0]) + 10] ^= 1
+    paths.materialised.write_bytes(data)
+    with MaterialisedRows.of(paths) as rows, pytest.raises(InputError) as caught:
+        rows.read_at_once(1, 4096)
+    assert (caught.value.path, caught.value.line) == (str(paths.materialised), 2)
