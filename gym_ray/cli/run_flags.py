@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from gym_ray.rollouts.row_states.retry_rules import max_attempts_of
 from gym_ray.settings import RunSettings
+from gym_ray.submission.tokens import literal, quoted
 
 __all__ = [
     "Compact",
@@ -86,9 +87,6 @@ _KEYS: Final[Mapping[str, str]] = {
 }
 """Setting by the name of the parameter, in the order of the tokens."""
 
-_PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.:-]*")
-_WORDS = frozenset({"true", "false", "null", "nan", "inf"})
-
 
 def flag_tokens(parameters: Mapping[str, Any]) -> list[str]:
     """Return the override of each flag that was given, in the grammar of overrides.
@@ -102,36 +100,16 @@ def flag_tokens(parameters: Mapping[str, Any]) -> list[str]:
         if value is None or value is False:
             continue
         if name == "health_check_ignore":
-            value = [part.strip() for part in str(value).split(",") if part.strip()]
-        tokens.append(f"+{key}={_literal(value)}")
+            written = _listed(value)
+        else:
+            written = literal(str(value) if isinstance(value, Path) else value)
+        tokens.append(f"+{key}={written}")
     return tokens
 
 
-def _literal(value: object) -> str:
-    """Write a value so that the grammar of overrides reads it back as it is."""
-    if value is True:
-        return "true"
-    if isinstance(value, list):
-        return "[" + ",".join(_quoted(str(part), '"') for part in value) + "]"
-    if isinstance(value, int | float):
-        return str(value)
-    text = str(value)
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and not text.endswith(":") and not _is_number(text)
-    return text if plain else _quoted(text, "'")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace("_", ""))
-    except ValueError:
-        return False
-    return True
-
-
-def _quoted(text: str, quote: str) -> str:
-    """Quote a text; backslashes count only in front of a quote, the closing one included."""
-    escaped = re.sub(rf"(\\*)({quote}|$)", lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), text)
-    return f"{quote}{escaped}{quote}"
+def _listed(names: str) -> str:
+    """Return names that stand between commas as the list that the peer's flag makes of them."""
+    return "[" + ",".join(quoted(name.strip(), '"') for name in names.split(",") if name.strip()) + "]"
 
 
 def with_attempt_budget(settings: RunSettings, environ: Mapping[str, str]) -> tuple[RunSettings, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gym_ray.errors import SettingsError
 
-__all__ = ["literal", "run_tokens"]
+__all__ = ["literal", "quoted", "run_tokens"]
 
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.:-]*")
 _WORDS: Final = frozenset({"true", "false", "null", "nan", "inf"})
@@ -88,7 +88,7 @@ def _map_key(name: Any, where: str, key: str) -> str:
 
 def _text(text: str) -> str:
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and not text.endswith(":")
-    return text if plain and not _is_number(text) else _quoted(text)
+    return text if plain and not _is_number(text) else quoted(text)
 
 
 def _is_number(text: str) -> bool:
@@ -99,6 +99,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _quoted(text: str) -> str:
-    """Quote a text; backslashes count only in front of a quote, the closing one included."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), text) + "'"
+def quoted(text: str, quote: str = "'") -> str:
+    """Quote a text; backslashes count only in front of a quote, the closing one included.
+
+    Args:
+        text: Any text.
+        quote: One of the two quotes.
+    """
+    escaped = re.sub(rf"(\\*)({quote}|$)", lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), text)
+    return f"{quote}{escaped}{quote}"
