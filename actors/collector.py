@@ -90,7 +90,7 @@ class CollectorHost(Watched):
         self._finished = self._collection.finished()
         self._desk = ControlDesk(run.paths, self._collection)
         await self._desk.start()
-        self._publisher = RunMetricsPublisher(partial(RunStanding.of, self._collection), run.paths.output.stem)
+        self._publisher = RunMetricsPublisher(partial(RunStanding.of, self._collection), run.paths.run_name)
         self._publisher.start()
         self._ready = True
 

@@ -62,6 +62,12 @@ class RunPaths:
         return self.output.with_name(self.output.stem + ending)
 
     @property
+    def run_name(self) -> str:
+        """What people call the run: its output's name without ending, or its benchmark's in a job's directory (D135)."""
+        place = self.output.parent
+        return place.parent.name if place.name == "artifacts" and place.parent.name else self.output.stem
+
+    @property
     def materialised(self) -> Path:
         """Expanded rows in dispatch order."""
         return self._sibling("_materialized_inputs.jsonl")

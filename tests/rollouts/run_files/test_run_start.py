@@ -48,6 +48,9 @@ def test_names_follow_from_the_output() -> None:
         "/results/r.x_aggregate_metrics.json",
         "/results/r.x.run",
     ]
+    assert paths.run_name == "r.x"
+    assert RunPaths.of("/jobs/gym-job-1/mcqa/artifacts/rollouts.jsonl").run_name == "mcqa"
+    assert RunPaths.of("/artifacts/rollouts.jsonl").run_name == "rollouts"
 
 
 def test_a_run_begins_with_its_rows_empty_outputs_and_a_manifest(tmp_path: Path) -> None:
