@@ -115,13 +115,13 @@ async def test_attempts_that_come_soon_after_a_round_share_the_next_one(monkeypa
     clearing = Clearing(CaptureLocation.of("/nowhere"))
     await clearing.clear(["0-0"])
     waiting = []
-    for number in (1, 2, 3):
+    for number in (5, 6, 7):
         waiting.append(asyncio.create_task(clearing.clear([f"{number}-0"])))
         for _ in range(5):
             await asyncio.sleep(0)
-    await asyncio.gather(*waiting[:2])
-    assert slow.rounds == [["0-0"], ["1-0", "2-0", "3-0"]]
-    late = asyncio.create_task(clearing.clear(["4-0"]))
+    await asyncio.gather(*waiting)
+    assert slow.rounds == [["0-0"], ["5-0", "6-0", "7-0"]]
+    late = asyncio.create_task(clearing.clear(["8-0"]))
     await asyncio.sleep(0)
     await clearing.aclose()
     with pytest.raises(StorageError, match="the run ended"):
