@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +18,7 @@ from pydantic import Field
 from gym_ray.errors import SettingsError
 from gym_ray.settings.document import Document
 from gym_ray.settings.fields import FrozenModel, Name
-from gym_ray.settings.overrides import COMMAND_LINE, Action, Override, apply_overrides, parse_override
+from gym_ray.settings.overrides import COMMAND_LINE, Action, Override, apply_overrides, deep_merge, parse_override
 from gym_ray.settings.plain_yaml import plain
 from gym_ray.settings.problems import combine, did_you_mean
 from gym_ray.settings.yaml_files import Layer, dump_yaml, read_yaml
@@ -139,6 +139,20 @@ class Submission:
         if not isinstance(self.compute, RayCompute) or self.compute.working_dir is None:
             return None
         return Path(self.path).parent.absolute() / self.compute.working_dir
+
+    def settled(self, working_dir: Path | None = None) -> Submission:
+        """Return the same for a document that may be kept elsewhere: the directory to upload has its absolute path.
+
+        Args:
+            working_dir: The directory, where it is another one than the document says; relative to where we are.
+        """
+        chosen = self.working_directory if working_dir is None else working_dir.absolute()
+        if chosen is None or not isinstance(self.compute, RayCompute):
+            return self
+        compute = self.compute.model_copy(update={"working_dir": str(chosen)})
+        own = {"compute": {self.compute_name: {"working_dir": str(chosen)}}}
+        document = replace(self.document, tree=deep_merge(self.document.tree, own))
+        return replace(self, compute=compute, document=document)
 
     def resolved(self, *, redact: bool) -> str:
         """Return the document as YAML, filled in and without its scratch keys.

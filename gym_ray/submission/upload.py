@@ -18,7 +18,7 @@ import pathspec
 
 from gym_ray.errors import SettingsError, StorageError
 
-__all__ = ["Upload", "check_inputs", "check_upload", "copy_upload", "ray_surprises", "survey"]
+__all__ = ["Upload", "check_inputs", "check_upload", "copy_upload", "missing_inputs", "ray_surprises", "survey"]
 
 ALWAYS_LEFT_OUT = (
     ".git",
@@ -153,6 +153,17 @@ def check_inputs(upload: Upload | None, inputs: Iterable[str], *, shipped: Itera
     Raises:
         SettingsError: A file would be missing; every such file is there with the reason.
     """
+    missing = missing_inputs(upload, inputs, shipped=shipped)
+    if missing:
+        place = "working_dir" if upload is None else str(upload.root)
+        remedy = (
+            "put it on shared storage and give its absolute path, or let its folder be uploaded: '!folder/' in excludes"
+        )
+        raise SettingsError(place, "", f"would be missing where the job runs: {'; '.join(missing)}", remedy)
+
+
+def missing_inputs(upload: Upload | None, inputs: Iterable[str], *, shipped: Iterable[Path] = ()) -> list[str]:
+    """Return which of the files that :func:`check_inputs` looks at would be missing, each with the reason."""
     roots = list(shipped)
     missing = []
     for name in dict.fromkeys(inputs):
@@ -162,12 +173,7 @@ def check_inputs(upload: Upload | None, inputs: Iterable[str], *, shipped: Itera
         why = _missing(upload, path)
         if why:
             missing.append(f"{name} {why}")
-    if missing:
-        place = "working_dir" if upload is None else str(upload.root)
-        remedy = (
-            "put it on shared storage and give its absolute path, or let its folder be uploaded: '!folder/' in excludes"
-        )
-        raise SettingsError(place, "", f"would be missing where the job runs: {'; '.join(missing)}", remedy)
+    return missing
 
 
 def copy_upload(upload: Upload, target: Path) -> None:

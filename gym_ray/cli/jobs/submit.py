@@ -29,7 +29,7 @@ from gym_ray.submission.computes import RayCompute
 from gym_ray.submission.documents import Submission, check_submittable, read_submission
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles, read_job, write_job
 from gym_ray.submission.job_states import exit_code_of
-from gym_ray.submission.planning import SubmitPlan, job_name, plan_submit
+from gym_ray.submission.planning import BenchmarkPlan, SubmitPlan, job_name, plan_submit
 
 __all__ = ["submit_job"]
 
@@ -59,16 +59,16 @@ def submit_job(
             raise SettingsError(COMMAND_LINE, "--resume", "takes no document, --dry-run or --resolve-only", remedy)
         files, jobs = _resume(resume, address, working_dir)
     else:
-        submission = _document(config, ctx.args)
+        submission = _document(config, ctx.args).settled(working_dir)
         if resolve_only:
             out.print(submission.resolved(redact=True), markup=False, soft_wrap=True, end="")
             return
         job_dir = Path(submission.job.output_path) / job_name(time.time(), secrets.token_hex(3))
         plan = plan_submit(submission, job_dir, environ=os.environ)
         if dry_run:
-            _show(out, plan, working_dir, as_json=as_json)
+            _show(out, plan, as_json=as_json)
             return
-        files, jobs = _submit(plan, address, working_dir)
+        files, jobs = _submit(plan, address)
     raise typer.Exit(_report(out, files, jobs, address, as_json=as_json, wait=wait))
 
 
@@ -78,7 +78,7 @@ def _document(config: Path | None, overrides: Sequence[str]) -> Submission:
     return read_submission(config, overrides, environ=os.environ)
 
 
-def _show(out: Console, plan: SubmitPlan, working_dir: Path | None, *, as_json: bool) -> None:
+def _show(out: Console, plan: SubmitPlan, *, as_json: bool) -> None:
     """Show a plan and what it would upload; what would be refused on submission is refused here, after it was shown."""
     if as_json:
         out.print(json.dumps(plan_json(plan), indent=2), markup=False, soft_wrap=True)
@@ -87,13 +87,13 @@ def _show(out: Console, plan: SubmitPlan, working_dir: Path | None, *, as_json: 
     compute = plan.submission.compute
     if isinstance(compute, RayCompute):
         check_submittable(plan.submission)
-        _preflight(compute, working_dir or plan.submission.working_directory, _inputs(plan))
+        _preflight(plan.submission, compute, plan.benchmarks)
 
 
-def _submit(plan: SubmitPlan, address: str | None, working_dir: Path | None) -> tuple[JobFiles, list[BenchmarkJob]]:
+def _submit(plan: SubmitPlan, address: str | None) -> tuple[JobFiles, list[BenchmarkJob]]:
     """Submit a job; nothing is written before all that can be checked is."""
     compute = _ray_compute(plan.submission)
-    preflight = _preflight(compute, working_dir or plan.submission.working_directory, _inputs(plan))
+    preflight = _preflight(plan.submission, compute, plan.benchmarks)
     cluster = job_server(job_server_address(address, os.environ, recorded=compute.address))
     with preflight.copied() as upload:
         files = write_job(plan, created_at=time.time())
@@ -101,17 +101,13 @@ def _submit(plan: SubmitPlan, address: str | None, working_dir: Path | None) -> 
         return files, [submitter.submit(benchmark.name) for benchmark in plan.benchmarks]
 
 
-def _preflight(compute: RayCompute, working_dir: Path | None, inputs: Sequence[str]) -> Preflight:
+def _preflight(submission: Submission, compute: RayCompute, benchmarks: Sequence[BenchmarkPlan]) -> Preflight:
     """Return what would be uploaded, after it was shown and checked."""
     errors = _errors()
-    preflight = Preflight.of(compute, working_dir)
+    preflight = Preflight.of(compute, submission.working_directory)
     preflight.show(errors)
-    preflight.check(compute, inputs, os.environ, errors)
+    preflight.check(compute, benchmarks, os.environ, errors)
     return preflight
-
-
-def _inputs(plan: SubmitPlan) -> list[str]:
-    return [path for benchmark in plan.benchmarks for path in benchmark.inputs]
 
 
 def _errors() -> Console:
@@ -124,9 +120,9 @@ def _resume(job_dir: Path, address: str | None, working_dir: Path | None) -> tup
     names = unfinished(files, given=address)
     if not names:
         return files, []
-    submission = read_submission(files.directory / RESOLVED_CONFIG, environ=os.environ)
+    submission = read_submission(files.directory / RESOLVED_CONFIG, environ=os.environ).settled(working_dir)
     compute = _ray_compute(submission)
-    preflight = _preflight(compute, working_dir or _absolute(compute), ())
+    preflight = _preflight(submission, compute, ())
     recorded = next(job.address for job in files.record.benchmarks if job.name == names[0])
     cluster = job_server(job_server_address(address, os.environ, recorded=recorded))
     jobs = []
@@ -136,18 +132,6 @@ def _resume(job_dir: Path, address: str | None, working_dir: Path | None) -> tup
             files.queue_again(name)
             jobs.append(submitter.submit(name))
     return files, jobs
-
-
-def _absolute(compute: RayCompute) -> Path | None:
-    """Return the directory to upload where its name still tells which one it was.
-
-    Raises:
-        SettingsError: It is relative to a document that may be anywhere.
-    """
-    if compute.working_dir is None or Path(compute.working_dir).is_absolute():
-        return None if compute.working_dir is None else Path(compute.working_dir)
-    problem = f"the job was submitted with {compute.working_dir}, relative to its document"
-    raise SettingsError(COMMAND_LINE, "--working-dir", problem, "name that directory again with --working-dir")
 
 
 def _ray_compute(submission: Submission) -> RayCompute:

@@ -14,7 +14,16 @@ from rich.markup import escape
 from gym_ray.errors import SettingsError
 from gym_ray.settings.assets import ASSETS_ROOT
 from gym_ray.submission.computes import RayCompute
-from gym_ray.submission.upload import Upload, check_inputs, check_upload, copy_upload, ray_surprises, survey
+from gym_ray.submission.planning import BenchmarkPlan
+from gym_ray.submission.upload import (
+    Upload,
+    check_inputs,
+    check_upload,
+    copy_upload,
+    missing_inputs,
+    ray_surprises,
+    survey,
+)
 
 __all__ = ["Preflight"]
 
@@ -45,12 +54,14 @@ class Preflight:
         for number, line in enumerate(lines):
             console.print(f"[dim]{'' if number else 'upload':<6}[/] {escape(line)}", soft_wrap=True)
 
-    def check(self, compute: RayCompute, inputs: Iterable[str], environ: Mapping[str, str], console: Console) -> None:
+    def check(
+        self, compute: RayCompute, benchmarks: Iterable[BenchmarkPlan], environ: Mapping[str, str], console: Console
+    ) -> None:
         """Refuse surprises; what may be one is a warning.
 
         Args:
             compute: What the document says about the cluster.
-            inputs: Files that runs read.
+            benchmarks: What shall run; what one of them prepares for itself need not be there yet.
             environ: The environment of this command.
             console: Where warnings go.
 
@@ -63,8 +74,12 @@ class Preflight:
             check_upload(self.upload, max_upload_mb=compute.max_upload_mb)
             if surprises:
                 raise SettingsError("environment", "", "; ".join(surprises))
-        check_inputs(self.upload, inputs, shipped=[ASSETS_ROOT])
-        for surprise in surprises:
+        inputs: dict[bool, list[str]] = {True: [], False: []}
+        for benchmark in benchmarks:
+            inputs[benchmark.prepare is not None] += benchmark.inputs
+        check_inputs(self.upload, inputs[False], shipped=[ASSETS_ROOT])
+        made = missing_inputs(self.upload, inputs[True], shipped=[ASSETS_ROOT])
+        for surprise in [*surprises, *(f"prepare has to make {file}" for file in made)]:
             console.print(f"[yellow]warning[/] {escape(surprise)}")
 
     @contextmanager

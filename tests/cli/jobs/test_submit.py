@@ -120,6 +120,36 @@ def test_an_upload_is_shown_and_surprises_are_refused(write: Any, tmp_path: Path
     assert not (tmp_path / "jobs").exists()
 
 
+def test_what_a_benchmark_prepares_need_not_be_there(write: Any) -> None:
+    run_of = {"input_jsonl_fpath": "made/rows.jsonl"}
+    document = Path(write("one", "two", run=run_of))
+    whole = json.loads(document.read_text())
+    whole["driver"]["benchmarks"]["one"]["prepare"] = "make rows"
+    document.write_text(json.dumps(whole))
+    refused = run("eval", "submit", str(document), "--dry-run", code=1)
+    assert "would be missing where the job runs: made/rows.jsonl" in refused, "of two"
+    del whole["driver"]["benchmarks"]["two"]
+    document.write_text(json.dumps(whole))
+    shown = run("eval", "submit", str(document), "--dry-run")
+    assert "warning prepare has to make made/rows.jsonl (a relative path, and no working directory is upl" in shown
+
+
+def test_a_job_remembers_what_it_uploaded(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("code", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "agent.py").write_text("pass")
+    document = read_submission(write("one", compute={"type": "ray", "working_dir": "code"}))
+    monkeypatch.chdir(tmp_path)
+    for given, expected in ((None, "code"), (Path("other"), "other")):
+        plan = plan_submit(document.settled(given), tmp_path / "jobs" / f"gym-job-{expected}")
+        kept = read_submission(write_job(plan, created_at=1.0).directory / "resolved-config.yaml")
+        assert kept.working_directory == tmp_path / expected
+        assert kept.driver == document.driver
+    assert read_submission(write("one")).settled().working_directory is None
+    slurm = read_submission(write("one", compute=SLURM))
+    assert slurm.settled(Path("other")) == slurm
+
+
 def test_resuming_takes_a_job_and_nothing_else(write: Any, tmp_path: Path) -> None:
     assert "CONFIG: is missing" in run("eval", "submit", code=1)
     assert "takes no document" in run("eval", "submit", write("one"), "--resume", str(tmp_path), code=1)
