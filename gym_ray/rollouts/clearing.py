@@ -21,9 +21,10 @@ __all__ = ["Clearing"]
 
 _log = logging.getLogger(__name__)
 _Wanted = tuple[tuple[str, ...], asyncio.Future[None]]
+_ENDED = "the run ended before these captures were cleared"
 _A_ROUND = 256
 """Attempts that are cleared together at most."""
-_APART_S = 0.1
+_APART_S = 0.2
 """From the beginning of one round to that of the next: each asks every server, which costs more than its attempts."""
 
 
@@ -72,7 +73,7 @@ class Clearing:
             except Exception as error:  # noqa: BLE001 - raised where each of them is waited for
                 _fail(taken, error)
             except asyncio.CancelledError:
-                _fail([*taken, *self._waiting], StorageError("the run ended before these captures were cleared"))
+                _fail(taken, StorageError(_ENDED))
                 raise
         self._rounds = None
 
@@ -110,6 +111,7 @@ class Clearing:
         if rounds is not None:
             rounds.cancel()
             await asyncio.wait({rounds})
+        _fail(self._waiting, StorageError(_ENDED))  # also where the round's task was cancelled before its first step
         await self._client.aclose()
         if self._calls is not None:
             self._calls.close()
