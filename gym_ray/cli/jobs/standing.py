@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,12 @@ from gym_ray.cli.jobs.log_tail import last_error
 from gym_ray.errors import ClusterError
 from gym_ray.submission.job_files import BenchmarkJob, JobFiles
 from gym_ray.submission.job_states import BenchmarkState
-from gym_ray.submission.statuses import BenchmarkStatus
+from gym_ray.submission.statuses import SILENT_AFTER_S, BenchmarkStatus
 
 if TYPE_CHECKING:
     from gym_ray.actors.jobs import RayJobs, RayWord
 
-__all__ = ["Clusters", "Heard", "Standing", "settle", "standing", "standings", "watched"]
+__all__ = ["Clusters", "Heard", "Standing", "heard_out", "settle", "standing", "standings", "watched"]
 
 _LOOK_S = 0.3
 _ASKED_S = 1.0
@@ -30,6 +30,10 @@ _ASKED_S = 1.0
 
 _OF_RAY = ("Running entrypoint for job", "Job entrypoint command failed", "Runtime env is setting up")
 _AGAIN = "`gym-ray eval submit --resume` starts it again"
+_NOT_SHARED = (
+    "it writes into another directory than this one: check that job.output_path is the same storage, mounted at the "
+    "same path, on every node and here"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,13 @@ class Heard:
         word: Its word; None where it does not know the job or was not asked.
         trouble: Why it could not be asked, "" where it could or nobody tried.
         asked: Whether it answered.
+        for_s: For how long it has said the same to this command.
     """
 
     word: RayWord | None = None
     trouble: str = ""
     asked: bool = False
+    for_s: float = 0.0
 
     @property
     def status(self) -> str:
@@ -64,11 +70,19 @@ class Clusters:
 
     Args:
         given: The address of the command line, None for those in the record.
+        reach: How a cluster is reached; for tests.
+        clock: A clock that never goes back, in seconds; for tests.
     """
 
-    def __init__(self, given: str | None = None) -> None:
-        self._given = given
+    def __init__(
+        self,
+        given: str | None = None,
+        reach: Callable[[str], RayJobs] = job_server,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._given, self._reach, self._clock = given, reach, clock
         self._reached: dict[str, RayJobs | ClusterError] = {}
+        self._since: dict[tuple[str, str], float] = {}
 
     def of(self, job: BenchmarkJob) -> RayJobs:
         """Return the cluster of a benchmark.
@@ -79,7 +93,7 @@ class Clusters:
         address = job_server_address(self._given, os.environ, recorded=job.address)
         if address not in self._reached:
             try:
-                self._reached[address] = job_server(address)
+                self._reached[address] = self._reach(address)
             except ClusterError as error:
                 self._reached[address] = error
         found = self._reached[address]
@@ -92,9 +106,12 @@ class Clusters:
         if job.submission_id is None:
             return Heard()
         try:
-            return Heard(self.of(job).word(job.submission_id), asked=True)
+            word = self.of(job).word(job.submission_id)
         except ClusterError as error:
             return Heard(trouble=str(error))
+        now = self._clock()
+        since = self._since.setdefault((job.submission_id, word.status if word else ""), now)
+        return Heard(word, asked=True, for_s=now - since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +139,11 @@ class Standing:
         """Whether nothing more can come of it by itself, as far as anybody knows."""
         return self.counted not in ("queued", "preparing", "running")
 
+    @property
+    def overdue(self) -> bool:
+        """Whether its driver has written what is not seen here yet; it is waited for no longer than a while."""
+        return not self.over and _has_written(self.status, self.heard)
+
 
 def standing(job: BenchmarkJob, status: BenchmarkStatus, heard: Heard, now: float) -> Standing:
     """Return how a benchmark stands.
@@ -145,10 +167,14 @@ def _judged(
         return "failed", "failed", f"the cluster did not take it: {job.message}"
     if job.submission_id is None:
         return status.state, "failed", f"it was never submitted; {_AGAIN}"
+    if heard.word is not None and _has_written(status, heard) and heard.for_s <= SILENT_AFTER_S:
+        return status.state, status.state, f"its driver's word is not seen here yet; Ray says {heard.word.status}"
     if heard.word is not None and heard.word.ended:
         return _ended_by_ray(heard.word)
     if heard.asked and heard.word is None:
         return "failed", "failed", f"the cluster does not know it: the head that had it is lost; {_AGAIN}"
+    if _has_written(status, heard):
+        return status.state, "failed", f"Ray says that it runs, but no word of its driver is seen here: {_NOT_SHARED}"
     if status.silent_for_s(now) is None:
         return status.state, status.state, status.message
     if heard.alive:
@@ -156,9 +182,25 @@ def _judged(
     return status.state, "failed", status.told(now)
 
 
+def _has_written(status: BenchmarkStatus, heard: Heard) -> bool:
+    """Return whether a driver must have written more than is seen: its first word, as it runs, or a good end.
+
+    File systems may show that late, and another directory never does.
+    """
+    if heard.word is None or status.ended:
+        return False
+    return heard.word.status == "SUCCEEDED" or (heard.word.status == "RUNNING" and status.heartbeat_at is None)
+
+
 def _ended_by_ray(word: RayWord) -> tuple[BenchmarkState, BenchmarkState, str]:
     if word.status == "STOPPED":
         return "stopped", "stopped", "Ray ended it before its driver could say how far it was"
+    if word.status == "SUCCEEDED":
+        return (
+            "failed",
+            "failed",
+            f"Ray says SUCCEEDED, but no such word of its driver is seen here: {_NOT_SHARED}",
+        )
     lines = [line for line in word.message.splitlines() if line.strip() and not any(own in line for own in _OF_RAY)]
     last = f": {lines[-1].strip()}" if lines else ""
     return "failed", "failed", f"its driver ended without a word, Ray says {word.status}{last}"
@@ -212,14 +254,29 @@ def watched(files: JobFiles, names: Collection[str], clusters: Clusters) -> Iter
         time.sleep(_ASKED_S if any(one.heard.asked for one in found) else _LOOK_S)
 
 
+def heard_out(files: JobFiles, names: Collection[str], clusters: Clusters) -> list[Standing]:
+    """Return how benchmarks of a job stand, after words that are on their way got the time to come.
+
+    Raises:
+        StorageError: A status cannot be read.
+    """
+    while True:
+        found = standings(files, names, clusters)
+        if not any(one.overdue for one in found):
+            return found
+        time.sleep(_LOOK_S)
+
+
 def settle(files: JobFiles, found: Standing) -> Standing:
     """Write down what Ray says of a benchmark whose driver ended without a word, because Ray forgets it.
+
+    Where all went well by Ray's word, the driver did write its end, and only it is not seen here: it is left alone.
 
     Raises:
         StorageError: It could not be written.
     """
     word = found.heard.word
-    if found.status.ended or word is None or not word.ended:
+    if found.status.ended or word is None or not word.ended or word.status == "SUCCEEDED":
         return found
     ended = replace(found.status, state=found.state, message=found.note, ended_at=time.time())
     files.record_status(found.job.name, ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from gym_ray.cli.jobs.log_tail import LogTail, last_error
-from gym_ray.cli.jobs.standing import Heard, standing
-from gym_ray.submission.job_files import BenchmarkJob
+from gym_ray.cli.jobs.standing import Clusters, Heard, heard_out, settle, standing, watched
+from gym_ray.submission.documents import read_submission
+from gym_ray.submission.job_files import BenchmarkJob, JobFiles, write_job
+from gym_ray.submission.planning import plan_submit
 from gym_ray.submission.statuses import BenchmarkStatus
 
 NOW = 1_000_000.0
@@ -32,8 +35,8 @@ class Word:
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
 
 
-def said(status: str, message: str = "") -> Any:
-    return Heard(Word(status, message), asked=True)  # type: ignore[arg-type]
+def said(status: str, message: str = "", for_s: float = 0.0) -> Any:
+    return Heard(Word(status, message), asked=True, for_s=for_s)  # type: ignore[arg-type]
 
 
 PRINTED = "Job entrypoint command failed with exit code 1, last …:\nno module\nRunning entrypoint for job x: for p in\n"
@@ -51,7 +54,14 @@ PRINTED = "Job entrypoint command failed with exit code 1, last …:\nno module\
         (SPEAKS, said("RUNNING"), "running", "running", ""),
         (SPEAKS, UNREACHABLE, "running", "running", ""),
         (SPEAKS, UNKNOWN, "failed", "failed", "the head that had it is lost"),
-        (SPEAKS, said("SUCCEEDED"), "failed", "failed", "ended without a word"),
+        (SPEAKS, said("SUCCEEDED"), "running", "running", "its driver's word is not seen here yet; Ray says SUCCEEDED"),
+        (SPEAKS, said("SUCCEEDED", for_s=31), "failed", "failed", "is the same storage, mounted at the same path"),
+        (QUEUED, said("SUCCEEDED", for_s=31), "failed", "failed", "is the same storage, mounted at the same path"),
+        (QUEUED, said("RUNNING", for_s=29), "queued", "queued", "its driver's word is not seen here yet; Ray says RUN"),
+        (QUEUED, said("RUNNING", for_s=31), "queued", "failed", "is the same storage, mounted at the same path"),
+        (QUEUED, said("PENDING", for_s=3000), "queued", "queued", ""),
+        (SPEAKS, said("RUNNING", for_s=3000), "running", "running", ""),
+        (SPEAKS, said("FAILED", PRINTED), "failed", "failed", "ended without a word, Ray says FAILED: no module"),
         (SPEAKS, said("STOPPED"), "stopped", "stopped", "Ray ended it before"),
         (SILENT, said("RUNNING"), "running", "running", "no word since"),
         (SILENT, UNREACHABLE, "running", "failed", "the driver on node7 may be dead"),
@@ -74,6 +84,59 @@ def test_what_was_not_submitted_is_not_waited_for() -> None:
     never = standing(BenchmarkJob("b"), QUEUED, Heard(), NOW)
     assert (never.counted, never.over) == ("failed", True)
     assert "it was never submitted" in never.note
+
+
+class Cluster:
+    """Says one thing of every job; each time that it is asked, ten seconds have gone by."""
+
+    def __init__(self, status: str) -> None:
+        self.status, self.asked = status, 0
+
+    def word(self, _: str) -> Word:
+        self.asked += 1
+        return Word(self.status)
+
+    def clusters(self) -> Clusters:
+        return Clusters(reach=lambda _: self, clock=lambda: 10.0 * self.asked)  # type: ignore[arg-type, return-value]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> JobFiles:
+    """A job of one benchmark that was submitted."""
+    document = tmp_path / "submit.yaml"
+    whole = {
+        "compute": {"here": {"type": "ray"}},
+        "driver": {"benchmarks": {"b": {"command": "true"}}},
+        "job": {"output_path": str(tmp_path)},
+    }
+    document.write_text(json.dumps(whole))
+    files = write_job(plan_submit(read_submission(document), tmp_path / "gym-job-x"), created_at=1.0)
+    files.record_submission(JOB)
+    return files
+
+
+@pytest.mark.parametrize(("status", "state"), [("RUNNING", "queued"), ("SUCCEEDED", "failed")])
+def test_a_directory_that_is_not_shared_is_told_in_bounded_time(files: JobFiles, status: str, state: str) -> None:
+    cluster = Cluster(status)
+    (found,) = heard_out(files, ["b"], cluster.clusters())
+    assert (found.state, found.counted, cluster.asked) == (state, "failed", 5)
+    assert "job.output_path is the same storage" in found.note
+    assert settle(files, found) == found
+    assert files.status("b") == QUEUED, "what the driver wrote elsewhere may yet come"
+    *_, (last,) = watched(files, ["b"], Cluster(status).clusters())
+    assert (last.state, last.counted) == (state, "failed")
+
+
+def test_a_word_that_comes_late_counts(files: JobFiles) -> None:
+    class Late(Cluster):
+        def word(self, submission_id: str) -> Word:
+            if self.asked == 1:
+                files.record_status("b", BenchmarkStatus("complete", 0))
+            return super().word(submission_id)
+
+    cluster = Late("SUCCEEDED")
+    (found,) = heard_out(files, ["b"], cluster.clusters())
+    assert (found.counted, cluster.asked) == ("complete", 2)
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
