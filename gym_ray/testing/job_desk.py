@@ -12,11 +12,10 @@ from typing import Any
 from typer import Typer
 from typer.testing import CliRunner
 
+from gym_ray.errors import GymRayError
 from gym_ray.testing.job_head import JobHead
 
 __all__ = ["Desk"]
-
-_PATIENCE_S = 120.0
 
 
 class Desk:
@@ -37,6 +36,7 @@ class Desk:
         self.directory, self.head, self.output = directory, head, directory / "jobs"
         self._command = command
         self.secret = "sk-" + secrets.token_hex(16)
+        self._environ = {"RAY_API_SERVER_ADDRESS": head.url, "TEST_KEY": self.secret, "COLUMNS": "300"}
         settings = {"asking_agent": {"responses_api_agents": {"callable_agent": {"callable": f"{agent}:agent"}}}}
         (directory / "agent.yaml").write_text(json.dumps(settings))
 
@@ -68,35 +68,32 @@ class Desk:
 
     def start(self, *words: str | Path, **environ: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own."""
-        own = {"RAY_API_SERVER_ADDRESS": self.head.url, "TEST_KEY": self.secret, "COLUMNS": "300"}
         return subprocess.Popen(  # noqa: S603 - words of our own
             [sys.executable, "-m", "gym_ray", *map(str, words)],
             cwd=self.directory,
-            env=self.head.environ() | own | environ,
+            env=self.head.environ() | self._environ | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def __call__(self, *words: str | Path, code: int = 0, **environ: str) -> tuple[str, str]:
-        """Run a command to its end in a process of its own, and return what it printed."""
-        process = self.start(*words, **environ)
-        out, err = process.communicate(timeout=_PATIENCE_S)
-        if process.returncode != code:
-            raise AssertionError(f"{words}: {process.returncode}\n{out}\n{err}")
-        return out, err
-
     def here(self, *words: str | Path, code: int = 0) -> str:
         """Run a command in this process, and return its standard output."""
-        done = CliRunner().invoke(self._command, [*map(str, words)])
+        done = CliRunner().invoke(self._command, [*map(str, words)], env=self._environ)
         if done.exit_code != code:
             raise AssertionError(f"{words}: {done.exit_code}: {done.exception!r}\n{done.output}")
         return done.stdout
 
+    def refused(self, *words: str | Path) -> str:
+        """Run a command in this process that must end with an error, and return that."""
+        done = CliRunner().invoke(self._command, [*map(str, words)], env=self._environ)
+        if not isinstance(done.exception, GymRayError):
+            raise AssertionError(f"{words}: {done.exit_code}: {done.exception!r}\n{done.output}")  # noqa: TRY004
+        return str(done.exception)
+
     def submit(self, benchmarks: dict[str, Any], *words: str, code: int = 0, **more: Any) -> Any:
         """Submit benchmarks, and return their job as the command prints it."""
-        out, _ = self("eval", "submit", self.document(benchmarks, **more), "--json", *words, code=code)
-        return json.loads(out)
+        return json.loads(self.here("eval", "submit", self.document(benchmarks, **more), "--json", *words, code=code))
 
     def states(self, job_dir: str | Path, code: int) -> dict[str, Any]:
         """Return what the status command says of each benchmark, by name."""

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,20 @@ class JobHead:
         url: Of its job server.
         gcs: ``host:port`` of Ray itself.
         token: The file with its token.
+        session: The process that started it, which leads the session of all that it started.
     """
 
     url: str
     gcs: str
     token: Path
+    session: int
+
+    def kill(self) -> None:
+        """End everything of it at once, as the loss of its machine would; what jobs run is left to find that out."""
+        for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == self.session:
+                    os.kill(pid, signal.SIGKILL)
 
     def headers(self) -> dict[str, str]:
         """Return what a request of its own needs."""
@@ -44,8 +53,12 @@ class JobHead:
 
     def environ(self) -> dict[str, str]:
         """Return the environment of somebody who uses the cluster, and nothing else of Ray's."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        return _environ(self.token)
+
+
+def _environ(token: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 def free_port() -> int:
@@ -70,18 +83,18 @@ def job_head(directory: Path, token: Path, *, num_cpus: int = 2) -> Iterator[Job
     # Sockets lie in it, and their paths have 107 bytes at most, so it cannot be below the directory of a test.
     scratch = Path(tempfile.gettempdir()) / f"gr{secrets.token_hex(3)}"
     gcs, dashboard = free_port(), free_port()
-    head = JobHead(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token)
     command = [
         *(str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--disable-usage-stats"),
         *(f"--num-cpus={num_cpus}", f"--port={gcs}", "--node-ip-address=127.0.0.1", f"--temp-dir={scratch}"),
         *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
         *(f"--dashboard-agent-listen-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0"),
     ]
-    environ = head.environ() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environ = _environ(token) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     with (directory / "head.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - words of our own
             command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+    head = JobHead(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token, process.pid)
     try:
         _wait_until_up(head, process, directory / "head.log")
         yield head

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from starlette.routing import Route
 
 from gym_ray.cli.app import app
 from gym_ray.errors import ClusterError
-from gym_ray.submission.job_files import BenchmarkJob, read_job
-from gym_ray.submission.statuses import BenchmarkStatus
+from gym_ray.submission.job_files import read_job
 from gym_ray.testing.job_desk import Desk
 from gym_ray.testing.job_head import JobHead, free_port, job_head
 from gym_ray.testing.numbered_upstream import numbered_upstream
@@ -77,44 +77,30 @@ def job_of(submission_id: str, entrypoint: str, **more: Any) -> Any:
     return JobRequest(submission_id, entrypoint, **more)
 
 
-def test_a_job_runs_once_however_often_it_is_submitted(head: JobHead, jobs: Any, tmp_path: Path) -> None:
-    job = job_of(new_id(), f"echo ran >> {tmp_path}/ran", metadata={"gym_ray_job": "test"})
-    assert jobs.word(job.submission_id) is None
-    assert [jobs.submit(job), jobs.submit(job)] == [True, False]
-    wait_for(lambda: jobs.word(job.submission_id).ended)
-    assert jobs.submit(job) is False, "also when it is over"
-    assert jobs.word(job.submission_id).status == "SUCCEEDED"
-    assert (tmp_path / "ran").read_text() == "ran\n"
-    assert jobs.stop(job.submission_id) is False, "nothing is left to end"
-    assert jobs.stop("gym-ray-never-submitted") is False
-
-
-def test_a_failed_job_says_what_it_printed(jobs: Any) -> None:
-    job = job_of(new_id(), "echo the $((6 * 7)) reasons; exit 7")
-    jobs.submit(job)
-    word = wait_for(lambda: (found := jobs.word(job.submission_id)).ended and found)
-    assert word.status == "FAILED"
-    assert "exit code 7" in word.message
-    assert "the 42 reasons" in word.message.splitlines()
-
-
-def test_a_running_job_is_stopped(jobs: Any, tmp_path: Path) -> None:
-    job = job_of(new_id(), f"touch {tmp_path}/runs; sleep 600")
-    jobs.submit(job)
-    wait_for((tmp_path / "runs").exists)
-    assert jobs.stop(job.submission_id) is True
-    wait_for(lambda: jobs.word(job.submission_id).status == "STOPPED")
-    assert jobs.stop(job.submission_id) is False
-
-
-def test_a_working_directory_arrives(jobs: Any, tmp_path: Path) -> None:
+def test_what_becomes_of_jobs(jobs: Any, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "kept").touch()
-    entrypoint = f"ls > {tmp_path}/seen"
-    job = job_of(new_id(), entrypoint, working_dir=tmp_path / "up")
-    jobs.submit(job)
-    wait_for(lambda: jobs.word(job.submission_id).ended)
+    once = job_of(new_id(), f"echo ran >> {tmp_path}/ran", metadata={"gym_ray_job": "test"})
+    bad = job_of(new_id(), "echo the $((6 * 7)) reasons; exit 7")
+    long = job_of(new_id(), f"touch {tmp_path}/runs; sleep 600")
+    up = job_of(new_id(), f"ls > {tmp_path}/seen", working_dir=tmp_path / "up")
+    assert jobs.word(once.submission_id) is None
+    assert [jobs.submit(job) for job in (once, bad, long, up)] == [True] * 4
+    assert jobs.submit(once) is False, "it is there"
+
+    wait_for((tmp_path / "runs").exists)
+    assert jobs.stop(long.submission_id) is True
+    for job, status in ((once, "SUCCEEDED"), (bad, "FAILED"), (long, "STOPPED"), (up, "SUCCEEDED")):
+        wait_for(lambda job=job: jobs.word(job.submission_id).ended)
+        assert jobs.word(job.submission_id).status == status
+        assert jobs.stop(job.submission_id) is False, "nothing is left to end"
+    assert jobs.stop("gym-ray-never-submitted") is False
+    assert jobs.submit(once) is False, "also when it is over"
+    assert (tmp_path / "ran").read_text() == "ran\n"
     assert (tmp_path / "seen").read_text().split() == ["kept"]
+    word = jobs.word(bad.submission_id)
+    assert "exit code 7" in word.message
+    assert "the 42 reasons" in word.message.splitlines()
 
 
 class Proxy:
@@ -144,26 +130,23 @@ async def _half(content: bytes) -> Any:
     raise ConnectionError("the reply gets lost here")
 
 
-@pytest.mark.parametrize("lost", [1, 2])
-def test_a_lost_reply_makes_no_second_job(head: JobHead, jobs: Any, tmp_path: Path, lost: int) -> None:
+def test_lost_replies_make_no_second_job(head: JobHead, jobs: Any, tmp_path: Path) -> None:
     from gym_ray.actors.jobs import RayJobs
 
-    proxy = Proxy(head, lost)
-    job = job_of(new_id(), f"echo ran >> {tmp_path}/ran")
-    with served(proxy.app()) as url:
-        assert RayJobs(url).submit(job) is False, "found when it was asked again"
-    assert proxy.submissions == lost + 1
-    wait_for(lambda: jobs.word(job.submission_id).ended)
-    assert (tmp_path / "ran").read_text() == "ran\n"
-
-
-def test_replies_that_never_come_are_told_as_not_known(head: JobHead, jobs: Any) -> None:
-    from gym_ray.actors.jobs import RayJobs
-
-    job = job_of(new_id(), "true")
+    asked = []
+    for lost in (1, 2):
+        asked.append(job_of(new_id(), f"echo ran >> {tmp_path}/ran-{lost}"))
+        proxy = Proxy(head, lost)
+        with served(proxy.app()) as url:
+            assert RayJobs(url).submit(asked[-1]) is False, "found when it was asked again"
+        assert proxy.submissions == lost + 1
+    unsure = job_of(new_id(), "true")
     with served(Proxy(head, 99).app()) as url, pytest.raises(ClusterError, match="may run all the same"):
-        RayJobs(url).submit(job)
-    assert jobs.submit(job) is False
+        RayJobs(url).submit(unsure)
+    assert jobs.submit(unsure) is False
+    for job in asked:
+        wait_for(lambda job=job: jobs.word(job.submission_id).ended)
+    assert [(tmp_path / f"ran-{lost}").read_text() for lost in (1, 2)] == ["ran\n"] * 2
 
 
 def test_addresses_at_which_nobody_answers_as_a_job_server_should(head: JobHead) -> None:
@@ -202,22 +185,21 @@ def test_benchmarks_are_submitted_and_followed_to_their_end(desk: Desk, head: Jo
     with served(numbered_upstream(0.01)) as upstream:
         benchmarks = {
             "plain": desk.run(2),
-            "without": desk.run(2, observability_enabled=False),
             "moved": desk.run(2, model_call_capture_dir=str(moved)),  # the same ids as `plain`, at the same time
         }
         job = desk.submit(benchmarks, upstream=upstream)
         followed = desk.start("eval", "logs", job["job_dir"], "-f")
+        by_hand = plain_ray_job(desk, upstream)
         assert desk.states(job["job_dir"], code=2).keys() == benchmarks.keys(), "not over: 2"
         out, err = followed.communicate(timeout=120)
-    assert followed.returncode == 0, err
-    assert {line.split("]")[0] for line in out.splitlines()} == {"[plain", "[without", "[moved"}
+        assert (by_hand.wait(timeout=120), followed.returncode) == (0, 0), err
+    assert {line.split("]")[0] for line in out.splitlines()} == {"[plain", "[moved"}
     assert all(f"[{name}] [driver] complete" in out.splitlines() for name in benchmarks)
     directory = Path(job["job_dir"])
-    assert [len(records(directory / name)) for name in benchmarks] == [2, 2, 2]
-    assert (
-        captures(directory / "plain" / "model-calls") == captures(moved) == ["0-0.capture.jsonl", "1-0.capture.jsonl"]
-    )
-    assert not (directory / "without" / "model-calls").exists()
+    assert [len(records(directory / name)) for name in benchmarks] == [2, 2]
+    both = ["0-0.capture.jsonl", "1-0.capture.jsonl"]
+    assert captures(directory / "plain" / "model-calls") == captures(moved) == captures(tmp_path / "by-hand") == both
+    assert len((tmp_path / "by-hand.jsonl").read_text().splitlines()) == 2
     assert not (directory / "moved" / "model-calls").exists()
     assert {one["state"] for one in desk.states(directory, code=0).values()} == {"complete"}
     known = httpx.get(f"{head.url}/api/jobs/", headers=head.headers()).text
@@ -225,9 +207,28 @@ def test_benchmarks_are_submitted_and_followed_to_their_end(desk: Desk, head: Jo
     holding = {
         path.name for path in directory.rglob("*") if path.is_file() and desk.secret in path.read_text("latin-1")
     }
-    assert desk.secret not in known + out + err
+    assert desk.secret not in known + out + err + json.dumps(job)
     assert holding == {"arguments.json"}, "readable by their owner only"
     assert {path.stat().st_mode & 0o777 for path in directory.rglob("arguments.json")} == {0o600}
+
+
+def plain_ray_job(desk: Desk, upstream: str) -> subprocess.Popen[bytes]:
+    """Start an evaluation as a Ray job without `eval submit`; it ends when that does."""
+    here = desk.directory
+    words = ["eval", "run", "-c", "agent.yaml", "--model-type", "openai_model", "-i", desk.rows(2), "-o"]
+    words += [f"{here}/by-hand.jsonl", f"++policy_base_url={upstream}/v1", "++policy_api_key=k"]
+    words += [
+        "++policy_model_name=numbered",
+        "++observability_enabled=true",
+        f"++model_call_capture_dir={here}/by-hand",
+    ]
+    command = [Path(PYTHON).parent / "ray", "job", "submit", "--address", desk.head.url, "--working-dir", here]
+    return subprocess.Popen(
+        [*command, "--", PYTHON, "-m", "gym_ray", *words],
+        env=desk.head.environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def test_failures_stops_and_silence_are_told_apart(desk: Desk) -> None:
@@ -247,8 +248,6 @@ def test_failures_stops_and_silence_are_told_apart(desk: Desk) -> None:
     assert read_status(directory, "killed")["state"] == "running", "what a killed driver leaves"
     assert "its driver ended without a word, Ray says FAILED" in found()["killed"]["message"]
     assert "exit code 3" in found()["bad"]["message"]
-    _, err = desk("eval", "logs", directory, "nothing", code=1)
-    assert "has no benchmark 'nothing'; it has good, bad, long, killed, deaf" in err
     assert desk.here("eval", "logs", directory, "long").splitlines()[-1] == "sleeping"
     wait_for(lambda: "deaf" in desk.here("eval", "logs", directory, "deaf").splitlines())
     desk.here("eval", "stop", directory, "deaf", "--now")
@@ -262,99 +261,11 @@ def test_failures_stops_and_silence_are_told_apart(desk: Desk) -> None:
     assert read_status(directory, "killed")["state"] == "failed", "what Ray said is kept"
 
 
-def test_a_stopped_evaluation_keeps_what_it_has_and_goes_on_from_there(desk: Desk) -> None:
-    with served(numbered_upstream(2.0)) as upstream:
-        job = desk.submit({"slow": desk.run(12, num_samples_in_parallel=1)}, upstream=upstream)
-        directory = Path(job["job_dir"]) / "slow"
-        wait_for(lambda: records(directory))
-        _, err = desk("eval", "submit", "--resume", job["job_dir"], code=1)
-        assert "slow: is running; stop it first with `gym-ray eval stop`" in err
-        desk.here("eval", "stop", job["job_dir"])
-        first = records(directory)
-        assert 1 <= len(first) < 12
-        assert desk.states(job["job_dir"], code=130)["slow"]["state"] == "stopped"
-    with served(numbered_upstream(0.0)) as other:
-        arguments = directory / "arguments.json"  # the model moved meanwhile; its address is in the arguments
-        arguments.write_text(arguments.read_text().replace(upstream, other))
-        out, _ = desk("eval", "submit", "--resume", job["job_dir"], "--json", "--wait")
-    (again,) = json.loads(out)["benchmarks"]
-    assert (again["state"], again["submission_id"]) == ("complete", f"{job['job_id']}-slow-2")
-    whole = records(directory)
-    assert whole[: len(first)] == first
-    assert sorted(record["_ng_task_index"] for record in whole) == list(range(12))
-    assert json.loads(desk("eval", "submit", "--resume", job["job_dir"], "--json")[0])["benchmarks"][0] == again | {
-        "message": ""
-    }, "nothing is left to do"
-
-
-def test_a_job_whose_cluster_is_lost_goes_on_in_another(desk: Desk, jobs: Any) -> None:
-    job = desk.submit({"lost": {"command": "true"}, "done": {"command": "true"}}, "--wait")
-    files = read_job(job["job_dir"])
-    gone = f"http://127.0.0.1:{free_port()}"
-    files.record_submission(BenchmarkJob("lost", f"{job['job_id']}-lost-1", gone, "submitted"))
-    long_ago = time.time() - 3600
-    files.record_status("lost", BenchmarkStatus("running", started_at=long_ago, heartbeat_at=long_ago, host="node7"))
-    found = desk.states(job["job_dir"], code=1)["lost"]
-    assert (found["state"], found["counted"]) == ("running", "failed")
-    assert "no word since" in found["message"]
-    assert "node7 may be dead" in found["message"]
-    assert "nothing there answers in HTTP" in found["ray_trouble"]
-    out, _ = desk("eval", "submit", "--resume", job["job_dir"], "--address", desk.head.url, "--wait", "--json")
-    found = {one["name"]: one for one in json.loads(out)["benchmarks"]}
-    assert {one["state"] for one in found.values()} == {"complete"}
-    assert found["lost"]["submission_id"] == f"{job['job_id']}-lost-2"
-    assert found["lost"]["address"] == desk.head.url
-    assert found["done"]["submission_id"] == f"{job['job_id']}-done-1", "what is complete is left alone"
-    files.record_submission(BenchmarkJob("lost", "gym-ray-of-an-earlier-head", desk.head.url, "submitted"))
-    files.record_status("lost", BenchmarkStatus("running", started_at=long_ago, heartbeat_at=time.time()))
-    assert "the head that had it is lost" in desk.states(job["job_dir"], code=1)["lost"]["message"]
-
-
-def test_two_jobs_do_not_share_a_capture_directory(desk: Desk, tmp_path: Path) -> None:
-    shared = {"model_call_capture_dir": str(tmp_path / "shared")}
-    with served(numbered_upstream(60.0)) as upstream:
-        first = desk.submit({"first": desk.run(2, **shared)}, upstream=upstream)
-        wait_for(lambda: list((tmp_path / "shared").glob(".gym-ray/owners/*.ids")))
-        second = desk.submit({"second": desk.run(2, **shared)}, "--wait", upstream=upstream, code=1)
-        desk.here("eval", "stop", first["job_dir"])
-    (found,) = second["benchmarks"]
-    assert found["state"] == "failed"
-    assert str(Path(first["job_dir"]) / "first" / "artifacts" / "rollouts.jsonl") in found["message"]
-    assert "0-0" in found["message"]
-    assert desk.states(first["job_dir"], code=130)["first"]["state"] == "stopped"
-    assert records(Path(second["job_dir"]) / "second") == []
-
-
-def test_a_plain_ray_job_runs_an_evaluation(desk: Desk, tmp_path: Path) -> None:
-    with served(numbered_upstream(0.01)) as upstream:
-        words = ["eval", "run", "-c", "agent.yaml", "--model-type", "openai_model", "-i", desk.rows(2), "-o"]
-        words += [str(tmp_path / "out.jsonl"), f"++policy_base_url={upstream}/v1", "++policy_api_key=k"]
-        words += ["++policy_model_name=numbered", "++observability_enabled=true"]
-        words += [f"++model_call_capture_dir={tmp_path}/model-calls"]
-        command = [Path(PYTHON).parent / "ray", "job", "submit", "--address", desk.head.url, "--working-dir", tmp_path]
-        done = subprocess.run(
-            [*command, "--", PYTHON, "-m", "gym_ray", *words],
-            env=desk.head.environ(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
-    assert captures(tmp_path / "model-calls") == ["0-0.capture.jsonl", "1-0.capture.jsonl"]
-
-
 def test_an_uploaded_checkout_wins_over_the_installed_package(desk: Desk, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for name in ("gym_ray", "actors"):
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (checkout / ".env").write_text("KEY=value\n")
     where = {"where": {"command": f"{PYTHON} -c 'import gym_ray.actors.calls as c; print(c.__file__)'"}}
-    _, err = desk("eval", "submit", desk.document(where), "--working-dir", checkout, code=1)
-    assert ".env" in err
-    assert not desk.output.exists(), "refused before anything was written"
-    (checkout / ".env").unlink()
     job = desk.submit(where, "--wait", f"--working-dir={checkout}")
     (line,) = [line for line in desk.here("eval", "logs", job["job_dir"]).splitlines() if line.endswith("calls.py")]
     assert not Path(line).is_relative_to(ROOT)
@@ -369,8 +280,82 @@ def test_a_token_that_is_not_taken_is_never_shown(desk: Desk, tmp_path: Path) ->
         ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and this command sends none"),
         ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "cannot be read: No such file or directory"),
     ]
-    for environ, message in cases:
-        out, err = desk("eval", "submit", document, code=1, **environ)
+    started = [desk.start("eval", "submit", document, **environ) for environ, _ in cases]
+    for process, (_, message) in zip(started, cases, strict=True):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1
         assert message in err
         assert "0123456789abcdef" not in out + err
     assert not desk.output.exists()
+
+
+def test_an_evaluation_outlives_its_cluster(desk: Desk, head: JobHead, tmp_path: Path) -> None:
+    """The last one: it takes the head of all with it."""
+    shared = {"model_call_capture_dir": str(tmp_path / "shared")}
+    with served(numbered_upstream(1.0)) as upstream, served(numbered_upstream(0.0)) as fast:
+        slow = desk.run(30, num_samples_in_parallel=1, **shared)
+        job = desk.submit({"slow": slow, "done": {"command": "true"}}, upstream=upstream)
+        directory, files = Path(job["job_dir"]) / "slow", read_job(job["job_dir"])
+        wait_for(lambda: records(directory))
+        others = {"second": desk.run(2, **shared), "without": desk.run(1, observability_enabled=False)}
+        second = desk.submit(others, "--wait", upstream=fast, code=1)
+        refused_in_a_shared_directory(second, directory)
+
+        before = len(records(directory))
+        assert 1 <= before < 30
+        assert desk.states(job["job_dir"], code=2)["slow"]["ray"] == "RUNNING"
+        head.kill()
+        wait_for(lambda: not alive(read_status(job["job_dir"], "slow")["pid"]))
+        assert len(records(directory)) >= before
+        refused = desk.refused("eval", "submit", "--resume", job["job_dir"])
+        assert "slow: is running; stop it first" in refused, "its driver was silent for too short a time"
+        long_ago = replace(files.status("slow"), heartbeat_at=time.time() - 3600)
+        files.record_status("slow", long_ago)
+        found = desk.states(job["job_dir"], code=1)["slow"]
+        assert (found["state"], found["counted"]) == ("running", "failed")
+        assert "no word since" in found["message"]
+        assert "nothing there answers in HTTP" in found["ray_trouble"]
+
+        (tmp_path / "second").mkdir()
+        with job_head(tmp_path / "second", head.token) as other:
+            goes_on_in_another_cluster(desk, other, job, directory, upstream, fast)
+
+
+def refused_in_a_shared_directory(second: Any, owner: Path) -> None:
+    found = {one["name"]: one for one in second["benchmarks"]}
+    assert (found["second"]["state"], found["without"]["state"]) == ("failed", "complete")
+    assert str(owner / "artifacts" / "rollouts.jsonl") in found["second"]["message"]
+    assert "0-0" in found["second"]["message"]
+    assert [len(records(Path(second["job_dir"]) / name)) for name in found] == [0, 1]
+    assert not (Path(second["job_dir"]) / "without" / "model-calls").exists()
+
+
+def goes_on_in_another_cluster(desk: Desk, other: JobHead, job: Any, directory: Path, upstream: str, fast: str) -> None:
+    """Resume a job whose cluster is lost, stop it, and resume it to its end."""
+    first = records(directory)
+    desk.here("eval", "submit", "--resume", job["job_dir"], "--address", other.url)
+    wait_for(lambda: len(records(directory)) > len(first))
+    desk.here("eval", "stop", job["job_dir"])
+    assert desk.states(job["job_dir"], code=130)["slow"]["state"] == "stopped"
+    kept = records(directory)
+    assert kept[: len(first)] == first
+    assert len(kept) < 30
+    arguments = directory / "arguments.json"  # the model moved meanwhile; its address is in the arguments
+    arguments.write_text(arguments.read_text().replace(upstream, fast))
+    again = json.loads(desk.here("eval", "submit", "--resume", job["job_dir"], "--json", "--wait"))
+    found = {one["name"]: one for one in again["benchmarks"]}
+    assert {one["state"] for one in found.values()} == {"complete"}
+    assert (found["slow"]["submission_id"], found["slow"]["address"]) == (f"{job['job_id']}-slow-3", other.url)
+    assert found["done"]["submission_id"] == f"{job['job_id']}-done-1", "what is complete is left alone"
+    whole = records(directory)
+    assert whole[: len(kept)] == kept
+    assert sorted(record["_ng_task_index"] for record in whole) == list(range(30))
+    assert json.loads(desk.here("eval", "submit", "--resume", job["job_dir"], "--json")) == again, "nothing is left"
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
