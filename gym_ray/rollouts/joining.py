@@ -21,6 +21,7 @@ from gym_ray.model_call_capture.attachment import ATTACHMENT_FIELD
 from gym_ray.model_call_capture.captures import open_captures
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
+from gym_ray.rollouts.joined_word import JoinedWord
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.reports.facts_files import FactsWriter
 from gym_ray.rollouts.run_files.parts_files import publish_parts
@@ -69,11 +70,14 @@ class Joiner:
         # Servers are asked directly: a proxy of the environment is for the internet, not for the own nodes.
         self._client = client or httpx.AsyncClient(trust_env=False)
         self._owns_client = client is None
+        self._word = None if self._captures is None else JoinedWord(self._captures, self._client)
         self._quiesce_timeout_s = quiesce_timeout_s
         self._tokens, self._token_tables = tokens, token_tables
 
     async def aclose(self) -> None:
         """Close files and connections; call it when no join is in flight."""
+        if self._word is not None:
+            await self._word.aclose()
         if self._owns_client:
             await self._client.aclose()
         if self._tokens is not None:
@@ -94,7 +98,8 @@ class Joiner:
             stored = await asyncio.to_thread(self._stored_before, job, result, request)
         if stored is None:
             stored = await self._join_anew(job, result, request)
-        await self._forget(job.rollout_id)
+        if self._word is not None:
+            await self._word.tell(job.rollout_id)
         return stored
 
     def _stored_before(self, job: AttemptJob, result: RunResult, request: JoinRequest) -> JoinOutcome | None:
@@ -166,13 +171,3 @@ class Joiner:
         written = self._outputs.append(joined.destination, joined.line)
         self._facts.append(written, joined.facts)
         return written
-
-    async def _forget(self, rollout_id: str) -> None:
-        if self._captures is None:
-            return
-        try:
-            untold = await self._captures.forget([rollout_id], client=self._client, withdraw_open=False)
-        except StorageError as error:
-            untold = (str(error),)
-        if untold:  # the record is durable; a server that was not told keeps a few bytes more, and nothing is lost
-            _log.warning("%s: not told that it is joined: %s", rollout_id, ", ".join(untold))
