@@ -10,6 +10,9 @@ from gym_ray.errors import StorageError
 __all__ = ["LogTail", "last_error"]
 
 _CHUNK_BYTES = 1 << 20
+_LONGEST_BYTES = 1 << 20
+"""A line that is longer is given in pieces, so that what is held is bounded whatever a program prints."""
+
 _END_BYTES = 1 << 16
 _ERROR = "error: "
 
@@ -36,6 +39,9 @@ class LogTail:
         while chunk := self._chunk():
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             yield from (line.decode(errors="replace") for line in whole)
+            if len(self._rest) >= _LONGEST_BYTES:
+                piece, self._rest = _cut(self._rest)
+                yield piece.decode(errors="replace")
         if last and self._rest:
             rest, self._rest = self._rest, b""
             yield rest.decode(errors="replace")
@@ -53,6 +59,18 @@ class LogTail:
             raise StorageError(f"{self._path}: cannot be read: {error.strerror or error}") from error
         self._offset += len(chunk)
         return chunk
+
+
+def _cut(line: bytes) -> tuple[bytes, bytes]:
+    """Return a line in two pieces, the second of which holds the beginning of a character at most."""
+    for back in range(1, min(4, len(line)) + 1):
+        byte = line[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:  # the first byte of a character, which says how many it has
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (line[:-back], line[-back:]) if back < needed else (line, b"")
+    return line, b""
 
 
 def last_error(path: Path) -> str:

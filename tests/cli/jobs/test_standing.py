@@ -154,6 +154,19 @@ def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
     assert list(tail.lines()) == ["anew"], "a file that shrank is another one"
 
 
+@pytest.mark.parametrize("shift", range(4))
+def test_a_line_that_never_ends_is_given_in_pieces(tmp_path: Path, shift: int) -> None:
+    path = tmp_path / "driver.log"
+    text = "x" * shift + "\U0001f300" * (3 << 18) + "end"
+    path.write_bytes(text.encode() + b"\nnext\n")
+    *pieces, after = LogTail(path).lines()
+    assert "".join(pieces) == text, "no character is torn"
+    assert (len(pieces), after) == (4, "next")
+    assert max(len(piece.encode()) for piece in pieces) < (1 << 20) + 4
+    path.write_bytes(b"\xff" * (1 << 20) + b"\x80" * (1 << 20) + b"\xf0")
+    assert sum(len(piece) for piece in LogTail(path).lines(last=True)) == (2 << 20) + 1, "nor is anything held back"
+
+
 def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
     path = tmp_path / "driver.log"
     assert last_error(path) == ""
