@@ -26,8 +26,7 @@ from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.rollouts.session import RunPlan, RunSession, SessionStart
 
-_EMPTY_PATIENCE_S = 120.0
-"""How long a run that has lost all of its workers or joiners waits for a node that joins."""
+_EMPTY_PATIENCE_S = 120.0  # how long a run that has lost all of its workers or joiners waits for a node that joins
 
 __all__ = ["CollectionPlan", "CollectorHost", "finished_records"]
 
@@ -92,6 +91,7 @@ class CollectorHost(Watched):
         await self._desk.start()
         self._publisher = RunMetricsPublisher(partial(RunStanding.of, self._collection), run.paths.run_name)
         self._publisher.start()
+        self._keep_what_is_loaded()
         self._ready = True
 
     async def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
