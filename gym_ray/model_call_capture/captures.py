@@ -17,8 +17,12 @@ from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
 from gym_ray.model_call_capture.recovery import clear_rollout
+from gym_ray.model_call_capture.registry import OWN_DIRECTORY
 from gym_ray.model_call_capture.segments.reading import SegmentCaptures
+from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
+from gym_ray.model_call_capture.segments.reading_writers import SegmentWriters
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX, CaptureStore
+from gym_ray.storage.posix import OWNER_ONLY, PosixStore
 
 __all__ = ["Captures", "FileCaptures", "open_captures", "open_existing_captures"]
 
@@ -114,11 +118,15 @@ class FileCaptures:
 
     Args:
         root: The directory; nothing is created by opening it.
+        clock: Clocks.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, clock: ReadingClock | None = None) -> None:
         self.root = root
         self._store = CaptureStore(root)
+        # Writers that hand their records to another process have no log here whose lock would tell whether they live.
+        own = PosixStore(root / OWN_DIRECTORY, mode=OWNER_ONLY)
+        self._logless = SegmentWriters(own, clock or ReadingClock())
 
     @property
     def place(self) -> str:
@@ -131,16 +139,18 @@ class FileCaptures:
         *,
         client: httpx.AsyncClient,
         timeout_s: float,
-        begun_at: float | None = None,  # noqa: ARG002 - locks tell who lives
+        begun_at: float | None = None,
     ) -> dict[str, WrittenCalls]:
         """Ask every writer; see the protocol."""
-        return await list_written_calls(self.root, rollout_ids, client=client, timeout_s=timeout_s)
+        return await list_written_calls(
+            self.root, rollout_ids, client=client, timeout_s=timeout_s, logless=self._logless, begun_at=begun_at
+        )
 
     async def forget(
         self, rollout_ids: Sequence[str], *, client: httpx.AsyncClient, withdraw_open: bool = True
     ) -> tuple[str, ...]:
         """Tell the living writers; see the protocol."""
-        return await forget(self.root, rollout_ids, client=client, withdraw_open=withdraw_open)
+        return await forget(self.root, rollout_ids, client=client, withdraw_open=withdraw_open, logless=self._logless)
 
     def snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot:  # noqa: ARG002 - one file
         """Return the file's bytes, read under its lock, and the marker; see the protocol."""

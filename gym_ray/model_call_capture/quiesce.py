@@ -25,6 +25,7 @@ from gym_ray.model_call_capture.call_index import RecordedCall
 from gym_ray.model_call_capture.open_log import is_living, list_logs, living_open_calls, log_path
 from gym_ray.model_call_capture.recovery import lost_calls_of_dead_writers
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
+from gym_ray.model_call_capture.segments.reading_writers import SegmentWriters
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 
@@ -152,10 +153,13 @@ async def list_written_calls(
     *,
     client: httpx.AsyncClient,
     timeout_s: float,
+    logless: SegmentWriters | None = None,
+    begun_at: float | None = None,
 ) -> dict[str, WrittenCalls]:
     """Ask every writer of a capture directory about these rollouts, living ones over HTTP, dead ones by their logs.
 
     Whether a writer lives its log's lock says, before it is asked: its address may lead to nobody, or to a stranger.
+    Of one whose log is on another machine only its answers tell, as of a writer of an object store.
 
     Rollouts that a dead writer lost a call of are marked incomplete on disk when it returns.
 
@@ -164,6 +168,8 @@ async def list_written_calls(
         rollout_ids: Rollouts to ask about.
         client: Pooled HTTP client.
         timeout_s: How long a writer may wait for open calls to end.
+        logless: What is known of writers without a log here; None when they are never taken for dead.
+        begun_at: When the attempts began, unix seconds; None when nobody knows.
 
     Returns:
         One entry for every rollout asked about.
@@ -172,11 +178,14 @@ async def list_written_calls(
         CaptureError: A dead writer's log, a capture file or a marker cannot be read or written.
         StorageError: The registered writers cannot be listed, or the log of one cannot be read.
     """
-    writers, unreadable = await asyncio.to_thread(_living_writers, root)
+    known, unreadable = await asyncio.to_thread(_living_writers, root)
+    writers = _to_be_asked(known, logless)
     body = {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}
     answers = await asyncio.gather(*(ask_writer(client, writer, body, timeout_s) for writer in writers))
     # The logs are looked at after the living were asked, so a writer that dies in between is found here.
-    return await asyncio.to_thread(_combine, root, rollout_ids, list(zip(writers, answers, strict=True)), unreadable)
+    found = list(zip(writers, answers, strict=True))
+    silent = await asyncio.to_thread(_silent_without_log, known, found, logless, begun_at)
+    return await asyncio.to_thread(_combine, root, rollout_ids, found, unreadable, silent)
 
 
 async def forget(
@@ -186,6 +195,7 @@ async def forget(
     client: httpx.AsyncClient,
     timeout_s: float = 5.0,
     withdraw_open: bool = True,
+    logless: SegmentWriters | None = None,
 ) -> tuple[str, ...]:
     """Tell the living writers that nobody will ask about these rollouts again, or that they begin anew.
 
@@ -197,6 +207,7 @@ async def forget(
         withdraw_open: The calls that are open now belong to an attempt that is over: no record of theirs comes into
             a file that is cleared after this; each is logged and counted instead. Wanted before a rollout begins
             anew; with False a late record still joins its file.
+        logless: What is known of writers without a log here; those that were declared dead are told now and then.
 
     Returns:
         The writers that could not be told. They keep a few bytes a call, and with ``withdraw_open`` their open calls
@@ -205,10 +216,13 @@ async def forget(
     Raises:
         StorageError: The registered writers cannot be listed, or the log of one cannot be read.
     """
-    writers, unreadable = await asyncio.to_thread(_living_writers, root)
+    known, unreadable = await asyncio.to_thread(_living_writers, root)
+    writers = _to_be_asked(known, logless)
     body = {"rollout_ids": [], "timeout_s": 0.0, "forget": list(rollout_ids), "withdraw_open": withdraw_open}
     answers = await asyncio.gather(*(ask_writer(client, writer, body, timeout_s) for writer in writers))
-    untold = [writer.writer_id for writer, answer in zip(writers, answers, strict=True) if answer is None]
+    found = list(zip(writers, answers, strict=True))
+    await asyncio.to_thread(_silent_without_log, known, found, logless, None)
+    untold = [writer.writer_id for writer, answer in found if answer is None]
     return (*untold, *unreadable)
 
 
@@ -222,6 +236,33 @@ def _living_writers(root: Path) -> tuple[list[RegisteredWriter], list[str]]:
 
 def _may_live(root: Path, writer: RegisteredWriter) -> bool:
     return writer.open_log is None or is_living(log_path(root, writer.open_log))
+
+
+def _to_be_asked(writers: Sequence[RegisteredWriter], logless: SegmentWriters | None) -> list[RegisteredWriter]:
+    """Leave out those without a log that were declared dead, but for now and then."""
+    if logless is None:
+        return list(writers)
+    return [writer for writer in writers if writer.open_log is not None or logless.is_to_be_asked(writer.writer_id)]
+
+
+def _silent_without_log(
+    known: Sequence[RegisteredWriter],
+    answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
+    logless: SegmentWriters | None,
+    begun_at: float | None,
+) -> list[str]:
+    """Return the writers without a log that gave no answer, and whose calls may be unknown for that."""
+    answered = {writer.writer_id for writer, answer in answers if answer is not None}
+    silent = []
+    for writer in known:
+        if writer.open_log is not None:
+            continue
+        if writer.writer_id not in answered:
+            if logless is None or logless.silent(writer.writer_id, begun_at):
+                silent.append(writer.writer_id)
+        elif logless is not None:
+            logless.answered(writer.writer_id)
+    return silent
 
 
 async def ask_writer(
@@ -264,6 +305,7 @@ def _combine(
     rollout_ids: Sequence[str],
     answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
     unreadable: list[str],
+    logless: list[str],
 ) -> dict[str, WrittenCalls]:
     found = {rollout_id: FoundCalls() for rollout_id in rollout_ids}
     answered, expected = set(), set(unreadable)
@@ -275,7 +317,6 @@ def _combine(
         answered.add(writer.writer_id)
         for rollout_id, entry in answer["rollouts"].items():
             found[rollout_id].take(entry)
-    logless = [writer.writer_id for writer, answer in answers if answer is None and writer.open_log is None]
     unreachable = (*_look_at_silent_writers(root, answered, expected, found), *logless)
     # The dead come last: a silent writer that dies between the two looks is found twice, never in neither.
     lost = lost_calls_of_dead_writers(CaptureStore(root), rollout_ids)
