@@ -22,13 +22,17 @@ eval: $(STAMP)
 	  ++observability_enabled=true ++model_call_capture_dir="$(abspath $(EVAL_DIR))/model-calls"
 
 # Most tests wait more than they compute, so three parts of them run at the same time; the output of two comes at the end.
+# The first of these begins with tests that need no Ray, and goes on with those that start clusters of their own.
 BELOW := tests/token_id_capture tests/vectors tests/storage tests/settings tests/testing tests/evidence tests/dialects tests/rollouts
+OWN_CLUSTERS := $(addprefix tests/actors/,test_jobs.py test_membership.py test_doctor.py test_cluster_faults.py test_two_nodes.py test_surviving_commands.py) \
+  tests/test_readme.py tests/cli tests/examples
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not ray" $(BELOW) >$(VENV)/tests-below.log 2>&1 & below=$$!; \
+	@{ status=0; $(BIN)/python -m pytest -m "not ray" $(BELOW) || status=$$?; \
+	  $(BIN)/python -m pytest -m ray $(OWN_CLUSTERS) || status=$$?; exit $$status; } >$(VENV)/tests-below.log 2>&1 & below=$$!; \
 	$(BIN)/python -m pytest -m "not ray" $(addprefix --ignore=,$(BELOW)) >$(VENV)/tests-above.log 2>&1 & above=$$!; \
 	trap 'kill $$below $$above 2>/dev/null' INT TERM; \
-	$(BIN)/python -m pytest -m ray; status=$$?; \
+	$(BIN)/python -m pytest -m ray $(addprefix --ignore=,$(OWN_CLUSTERS)); status=$$?; \
 	wait $$below || status=$$?; wait $$above || status=$$?; \
 	cat $(VENV)/tests-below.log $(VENV)/tests-above.log; \
 	exit $$status
