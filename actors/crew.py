@@ -92,9 +92,15 @@ class Crew:
             self._workers.pop(name, None)
             del self._nodes[name]
 
+    def seats(self, directory: ServerDirectory) -> tuple[list[Seat], list[Seat]]:
+        """Return a fresh seat of each worker and each joiner that is there, for a collector that forgot its own."""
+        urls, handles = self.urls(directory), dict(self.handles)
+        seats = [Seat(name, self._nodes.get(name, ""), handle, urls=urls.get(name)) for name, handle in handles.items()]
+        return [seat for seat in seats if seat.name in urls], [seat for seat in seats if seat.name not in urls]
+
     def urls(self, directory: ServerDirectory) -> dict[str, ServerUrls]:
         """Return where each worker finds the servers of a directory."""
-        return {name: _urls(directory, node, turn) for name, (turn, node) in self._workers.items()}
+        return {name: _urls(directory, node, turn) for name, (turn, node) in list(self._workers.items())}
 
     def close(self, timeout_s: float) -> None:
         """End every seat; idempotent."""

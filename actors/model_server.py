@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+import ray
+from ray.exceptions import RayError
 from starlette.types import ASGIApp
 
 from gym_ray.actors.capture_writer import ActorChannel, local_directory
@@ -27,6 +29,7 @@ from gym_ray.token_id_capture.external_staging import ExternalStaging, HostedWor
 __all__ = ["ModelServerHost"]
 
 _log = logging.getLogger(__name__)
+_ASK_S = 20.0
 
 
 class ModelServerHost(HttpHost):
@@ -44,11 +47,13 @@ class ModelServerHost(HttpHost):
         local_engine_url: str | None,
         worker_url: str | None,
         capture_writer: tuple[str, str] | None = None,
+        weights: tuple[str, str] | None = None,
     ) -> None:
         self._settings, self._server_name = settings, server_name
         self._run_token, self._control_token = run_token, control_token
         self._digest_key, self._local_engine_url, self._worker_url = digest_key, local_engine_url, worker_url
         self._capture_writer = capture_writer  # name and namespace of the actor that writes captures for this server
+        self._weights = weights  # those of the actor that knows which weights are served, where a loop trains
         self._engine: Engine | None = None
         self._writer: CaptureWriter | None = None
         self._tokens: TokenCapture | None = None
@@ -66,6 +71,7 @@ class ModelServerHost(HttpHost):
         self._writer = await asyncio.to_thread(self._open_writer)
         self._tokens = await asyncio.to_thread(self._open_tokens)
         self._external = await asyncio.to_thread(self._open_external)
+        await self._ask_for_weights()
         self._publish_metrics()
         return build_app(
             engine,
@@ -138,6 +144,18 @@ class ModelServerHost(HttpHost):
             workers=self._replicas(),
             hosted=None if self._worker_url is None else HostedWorker(self._worker_url, self._run_token),
         )
+
+    async def _ask_for_weights(self) -> None:
+        """Learn what the process before this one was told: else nobody would know the weights of calls."""
+        if self._tokens is None or self._weights is None:
+            return
+        try:
+            host: Any = await asyncio.to_thread(ray.get_actor, *self._weights)
+            self._tokens.weight_version = await asyncio.wait_for(host.weight_version.remote(), _ASK_S)
+        except ValueError:  # the loop has not begun yet, and says the version before its first step
+            return
+        except (RayError, TimeoutError) as error:  # it says the version again once it is back
+            _log.warning("%s: nobody says which weights are served at the moment: %s", self._server_name, error)
 
     def _replicas(self) -> int:
         options = self._settings.servers[self._server_name].options

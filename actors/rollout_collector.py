@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from dataclasses import replace
+import os
+import threading
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_ray.actors.calls import get
-from gym_ray.actors.training_feed import StepFeed, in_threads
-from gym_ray.actors.training_parts import RayPlace, TrainingParts, loaded, started_parts
-from gym_ray.errors import SettingsError
-from gym_ray.rollouts.training.loop_plan import step_plan
+from gym_ray.actors.training_feed import in_threads
+from gym_ray.actors.training_loop import LoopLimits, TrainingLoop, loaded
+from gym_ray.actors.training_parts import RayPlace, started_parts
+from gym_ray.rollouts.training.loop_plan import check_limits
 from gym_ray.rollouts.training.results import RolloutBatch, RolloutGroup, RolloutResult, grouped
-from gym_ray.rollouts.training.weight_versions import VersionOrder, say_version
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings
 
 __all__ = ["RolloutCollector"]
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Iterable[Mapping[str, Any]]
 Results = Generator[RolloutResult | RolloutGroup]
 _LANES = 64
 
@@ -27,17 +26,15 @@ _LANES = 64
 class RolloutCollector:
     """Collects rollouts for a training loop, one step after the other (D169). Make one with :meth:`start`.
 
-    Each call of a ``collect`` method is a small durable run of its own, ``<output_dir>/step-<n>.jsonl``.
+    Each call of a ``collect`` method is a small durable run of its own, ``<output_dir>/step-<n>.jsonl``. Threads may
+    use one collector at once.
+
+    Attributes:
+        interrupted_steps: Numbers of the steps that an earlier loop left half finished; their files stay.
     """
 
-    def __init__(
-        self, settings: RunSettings, output_dir: Path, parts: TrainingParts, limits: tuple[int | None, int, int | None]
-    ) -> None:
-        self._settings, self._dir, self._parts = settings, output_dir, parts
-        self._max_in_flight, self._max_bytes, self._max_staleness = limits
-        self._order = VersionOrder(output_dir)
-        self._host = parts.host
-        self.interrupted_steps = parts.interrupted
+    def __init__(self, loop: TrainingLoop, interrupted_steps: tuple[int, ...]) -> None:
+        self._loop, self.interrupted_steps = loop, interrupted_steps
 
     @classmethod
     def start(
@@ -53,6 +50,7 @@ class RolloutCollector:
         max_in_flight: int | None = None,
         max_undelivered_bytes: int = 256 * 1024**2,
         max_staleness: int | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> RolloutCollector:
         """Start servers, workers and joiners, or use the Ray that this process has begun; then it is never ended here.
 
@@ -67,18 +65,21 @@ class RolloutCollector:
             max_in_flight: Rollouts at once, None for what the workers can take.
             max_undelivered_bytes: Nothing starts while results of this size wait to be taken.
             max_staleness: Rows sampled more versions ago are masked, None for no limit.
+            environ: Variables that the settings may name, None for those of this process.
 
         Raises:
             SettingsError: The settings are wrong.
             ClusterError: Ray cannot be joined, or an actor did not start.
             StorageError: Another collector uses the directory, or it cannot be written.
         """
-        settings, place = loaded(settings), Path(output_dir).absolute()
-        cluster = RayPlace(address, namespace, Path(cache_dir or Path.home() / ".cache" / "gym-ray"))
+        limits = LoopLimits(max_in_flight, max_undelivered_bytes, max_staleness)
+        environ = os.environ if environ is None else environ
+        settings, place = loaded(settings, environ), Path(output_dir).absolute()
+        cluster = RayPlace(address, namespace, Path(cache_dir or Path.home() / ".cache" / "gym-ray"), environ)
         lanes = max(_LANES, max_in_flight or 0)
         parts = started_parts(settings, place, cluster, directory, run_token, lanes=lanes)
         try:
-            return cls(settings, place, parts, (max_in_flight, max_undelivered_bytes, max_staleness))
+            return cls(TrainingLoop(settings, place, parts, limits), parts.interrupted)
         except BaseException:
             parts.held.close()
             raise
@@ -99,6 +100,7 @@ class RolloutCollector:
         rollout_timeout_s: float | None = None,
         group_timeout_s: float | None = None,
         groups: bool = False,
+        stop: threading.Event | None = None,
     ) -> Results:
         """Run the rows and yield exactly one result for each rollout as they finish, or group after group.
 
@@ -110,20 +112,24 @@ class RolloutCollector:
             rollout_timeout_s: Time for one rollout, None for that of the settings.
             group_timeout_s: Time for a group since its first rollout began; then it is given as it is.
             groups: Yield all repeats of a task together.
+            stop: Whoever sets it, in another thread, ends the iteration soon after; what is left is cancelled.
 
         Raises:
             InputError: A row cannot be used; nothing ran.
             StorageError: The step's files cannot be written.
-            ClusterError: A server does not know the weight version.
+            SettingsError: A limit is none.
+            ClusterError: A server does not know the weight version, or the collector is closed.
         """
         limits = {"timeout_s": timeout_s, "group_timeout_s": group_timeout_s}
-        feed = self._begin(rows, rollout_timeout_s, groups, limits)
+        stop = stop or threading.Event()
+        feed = self._loop.begin(rows, stop, groups=groups, rollout_timeout_s=rollout_timeout_s, limits=limits)
         for unit in feed.units():
             yield grouped(unit) if groups else unit[0]
 
     async def acollect(self, rows: Rows, **how: Any) -> AsyncIterator[RolloutResult | RolloutGroup]:
-        """Do what :meth:`collect` does, in a thread, so that the caller's loop goes on."""
-        async for item in in_threads(self.collect(rows, **how)):
+        """Do what :meth:`collect` does, in a thread, so that the caller's loop goes on; who cancels waits for none."""
+        stop = threading.Event()
+        async for item in in_threads(self.collect(rows, stop=stop, **how), stop):
             yield item
 
     def collect_batch(self, rows: Rows, **how: Any) -> RolloutBatch:
@@ -133,64 +139,46 @@ class RolloutCollector:
 
     def raw(self, rows: Rows, **how: Any) -> Generator[tuple[Mapping[str, Any], dict[str, Any]]]:
         """Yield ``(row, reply)`` as they finish, rows as given and replies without our members (D61)."""
-        for item in self.collect(rows, **how):
+        given = rows if isinstance(rows, Sequence) else list(rows)
+        for item in self.collect(given, **how):
             if isinstance(item, RolloutResult):
-                yield rows[item.row_index], item.reply()
+                yield given[item.row_index], item.reply()
 
     def set_weight_version(self, version: int, *, new_epoch: bool = False) -> None:
         """Say which weights are served from now on; every model server knows it when this returns.
+
+        With ``new_epoch``, results whose attempt began before are masked: their versions mean other weights.
 
         Raises:
             SettingsError: It is no whole number, or goes back without ``new_epoch``.
             ClusterError: A server refused or did not answer; say it again.
         """
-        spoken = self._order.advance(version, new_epoch=new_epoch)
-        self._say(spoken.version)
-        get(self._host.set_epoch.remote(spoken.epoch), None)  # last: what begins before it may meet both epochs
+        self._loop.weights.advance(version, new_epoch=new_epoch)
 
     def pause(self) -> None:
         """Start no rollout until :meth:`resume`; what runs goes on, and time limits run on."""
-        get(self._host.pause.remote(True), None)
+        self._loop.pause(True)
 
     def resume(self) -> None:
         """Start rollouts again."""
-        get(self._host.pause.remote(False), None)
+        self._loop.pause(False)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Start nothing more of the steps under way, and return when what ran has ended, or was masked in time."""
-        get(self._host.drain.remote(timeout_s), None)
+        check_limits("drain", {"timeout_s": timeout_s})
+        self._loop.ask("drain", timeout_s)
 
     def cancel(self, rollout_ids: Sequence[str] | None = None) -> int:
         """End rollouts under way, None for all; return how many. Each is delivered as masked with ``cancelled``."""
-        ended: int = get(self._host.cancel.remote(None if rollout_ids is None else list(rollout_ids)), None)
+        ended: int = self._loop.ask("cancel", None if rollout_ids is None else list(rollout_ids))
         return ended
 
     def status(self) -> dict[str, Any]:
         """Return where each step under way stands, and the weight version that was said last."""
-        last = self._order.last
-        found: dict[str, Any] = get(self._host.status.remote(), None)
+        last = self._loop.weights.last
+        found: dict[str, Any] = self._loop.ask("status")
         return found | {"weight_version": None if last is None else last.version}
 
     def close(self) -> None:
         """End what runs, store what has ended, end what was started; never the Ray of a caller. Idempotent."""
-        self._parts.held.close()
-
-    def _begin(self, rows: Rows, rollout_timeout_s: float | None, groups: bool, limits: dict[str, Any]) -> StepFeed:
-        if self._max_staleness is not None and self._order.last is None:
-            problem = "needs to know the weights; no version was said"
-            raise SettingsError("RolloutCollector", "max_staleness", problem, "call set_weight_version first")
-        self._parts.reopen()
-        last = self._order.last
-        if last is not None:  # a server that was started again has forgotten it
-            self._say(last.version)
-            get(self._host.set_epoch.remote(last.epoch), None)
-        number, source = get(self._host.next_step.remote(list(rows)), None)
-        plan = step_plan(self._settings, source, rollout_timeout_s, self._max_in_flight)
-        plan = replace(plan, groups=groups, max_undelivered_bytes=self._max_bytes, **limits)
-        requested = get(self._host.begin.remote(number, plan), None)
-        trained = frozenset[str]() if plan.run.tokens is None else plan.run.tokens.agents
-        paths = plan.run.paths
-        return StepFeed(self._host, number, paths, requested, trained, self._max_staleness, self._order, groups)
-
-    def _say(self, version: int) -> None:
-        say_version(self._parts.urls(), version, self._parts.run_token)
+        self._loop.close()

@@ -53,8 +53,16 @@ class ServerStarter:
         waiting: What was told to start and is not known to be up, by the reference to its URL.
     """
 
-    def __init__(self, settings: RunSettings, tokens: ServerTokens, cache_dir: Path, namespace: str | None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        tokens: ServerTokens,
+        cache_dir: Path,
+        namespace: str | None,
+        weights: tuple[str, str] | None = None,
+    ) -> None:
         self._settings, self._tokens, self._cache_dir, self._namespace = settings, tokens, cache_dir, namespace
+        self._weights = weights
         # What stands for secrets in captures: all servers share its key, and restarted ones keep it.
         chosen = settings.capture_redaction.digest_key
         self._digest_key = secrets.token_bytes(32) if chosen is None else chosen.get_secret_value().encode()
@@ -109,7 +117,17 @@ class ServerStarter:
         name = f"model-{server.name}-{node.node_id[:8]}-{port}"
         tokens = (self._tokens.run, self._tokens.control, self._digest_key)
         worker_url = None if engine_url is None else self._worker(server, node, engine_url)
-        arguments = (self._settings, server.name, host, port, *tokens, engine_url, worker_url, self._capture_writer)
+        arguments = (
+            self._settings,
+            server.name,
+            host,
+            port,
+            *tokens,
+            engine_url,
+            worker_url,
+            self._capture_writer,
+            self._weights,
+        )
         self._track("models", server.name, node, name, ModelServerHost, *arguments)
 
     def _start_capture_writer(self, node: Node) -> None:

@@ -156,6 +156,7 @@ def start_servers(
     control_token: str | None = None,
     on_wait: OnWait | None = None,
     namespace: str | None = None,
+    weights: tuple[str, str] | None = None,
 ) -> RunningServers:
     """Start every model server and resources server of the settings and wait until each one answers.
 
@@ -166,6 +167,7 @@ def start_servers(
         control_token: Bearer by which a trainer reads the manifests of a run whose workers keep the tokens (C220).
         on_wait: Called every moment while servers start, with what is waited for; it may raise to give up.
         namespace: Where the names of the servers' actors live, None for this process's own.
+        weights: Name and namespace of the actor that knows the weights' version, for servers that start later on.
 
     Returns:
         The running servers; what was started is stopped again when one of them fails.
@@ -173,7 +175,7 @@ def start_servers(
     Raises:
         ServerStartError: One did not come up, or not in ``start_timeout_s``; the message names it and the cause.
     """
-    starter = ServerStarter(settings, ServerTokens(run_token, control_token), cache_dir, namespace)
+    starter = ServerStarter(settings, ServerTokens(run_token, control_token), cache_dir, namespace, weights)
     running = RunningServers(starter, settings.start_timeout_s)
     try:
         running.start(working_nodes(), local_node(), on_wait or (lambda _: None))

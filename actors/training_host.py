@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_ray.actors.health import Watched
+import ray
+
 from gym_ray.actors.ray_port import RayPort
 from gym_ray.actors.run_metrics import RunMetricsPublisher
 from gym_ray.actors.seats import Seat
-from gym_ray.agents.context import ServerUrls
+from gym_ray.actors.training_seats import SharedSeats
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths, Written
@@ -27,7 +28,7 @@ _EMPTY_PATIENCE_S = 120.0
 """How long a step that has lost all of its workers or joiners waits for a node that joins."""
 
 
-class TrainingHost(Watched):
+class TrainingHost(SharedSeats):
     """Runs steps. It holds the directory's lock, so that one loop at a time writes there.
 
     Args:
@@ -38,13 +39,11 @@ class TrainingHost(Watched):
         super().__init__()
         self._lanes = lanes
         self._directory: StepDirectory | None = None
-        self._workers: list[Seat] = []
-        self._joiners: list[Seat] = []
         self._steps: dict[int, Step] = {}
-        self._ports: dict[int, RayPort] = {}
         self._clearings: dict[int, Clearing] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._paused, self._epoch, self._over = False, 0, RunStanding()
+        self._version: int | None = None
         self._publisher: RunMetricsPublisher | None = None
 
     async def open(self, directory: Path, workers: Sequence[Seat], joiners: Sequence[Seat]) -> tuple[int, ...]:
@@ -60,9 +59,9 @@ class TrainingHost(Watched):
         self._ready = True
         return self._directory.interrupted
 
-    async def next_step(self, rows: Sequence[Mapping[str, Any]]) -> tuple[int, Path]:
+    async def next_step(self, lines: Sequence[bytes]) -> tuple[int, Path]:
         """Take the next number and write the rows of its step; see :class:`StepDirectory`."""
-        return await asyncio.to_thread(self._files.next_step, rows)
+        return await asyncio.to_thread(self._files.next_step, lines)
 
     def _standing(self) -> RunStanding:
         return sum((step.standing() for step in self._steps.values()), self._over)
@@ -107,9 +106,12 @@ class TrainingHost(Watched):
         """Return the run of a step that is under way, for a joiner."""
         return self._steps[int(key)].plan.run
 
-    async def take(self, number: int, most: int, wait_s: float) -> Taken:
-        """Return what a step has to deliver, after at most ``wait_s`` when that is nothing."""
-        taken = await self._steps[number].take(most, wait_s)
+    async def take(self, number: int, most: int, wait_s: float, delivered: int) -> Taken | None:
+        """Return what a step has to deliver, see :meth:`Step.take`; None in a process that does not know the step."""
+        step = self._steps.get(number)
+        if step is None:
+            return None
+        taken = await step.take(most, wait_s, delivered)
         if taken.over:
             self.finish(number, "complete")
         return taken
@@ -142,6 +144,15 @@ class TrainingHost(Watched):
         """Return a record, for a caller that does not see the storage."""
         return await asyncio.to_thread(read_inline_line, paths, written)
 
+    async def set_version(self, version: int) -> None:
+        """Note the weights' version, for model servers that start from now on."""
+        self._version = version
+
+    @ray.method(concurrency_group="control")
+    def weight_version(self) -> int | None:
+        """Return the weights' version, None before it was said; reads a plain attribute, see :meth:`health`."""
+        return self._version
+
     async def set_epoch(self, epoch: int) -> None:
         """Note the epoch of the weights: attempts that begin from now on belong to it."""
         self._epoch = epoch
@@ -170,23 +181,6 @@ class TrainingHost(Watched):
             progress, undecided, undelivered = self._steps[number].progress()
             steps[number] = {"progress": progress, "undecided": undecided, "undelivered_bytes": undelivered}
         return {"paused": self._paused, "epoch": self._epoch, "steps": steps}
-
-    async def admit(self, workers: Sequence[Seat], joiners: Sequence[Seat]) -> None:
-        """Use the seats of a node that joined as well."""
-        self._workers.extend(workers)
-        self._joiners.extend(joiners)
-        for port in self._ports.values():
-            port.admit(workers, joiners)
-
-    async def part(self, nodes: Sequence[str]) -> None:
-        """Give nothing more to seats on nodes that were lost."""
-        for seat in (*self._workers, *self._joiners):
-            seat.gone = seat.gone or seat.node_id in nodes
-
-    async def use(self, urls: Mapping[str, ServerUrls]) -> None:
-        """Send attempts that start later to these servers, by the name of their worker."""
-        for seat in self._workers:
-            seat.urls = urls.get(seat.name, seat.urls)
 
     async def close(self) -> None:
         """End every step, store what has ended, give the directory back; idempotent."""

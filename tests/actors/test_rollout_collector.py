@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -166,14 +167,14 @@ def test_killed_joiners_and_hosts_lose_no_result(start: Callable[..., Any], tmp_
     from gym_ray.actors.calls import get
 
     with start(namespace="gym-ray/killed") as loop:
-        feed = loop._begin(rows("a", "b"), None, False, {})
+        feed = loop._loop.begin(rows("a", "b"), threading.Event(), groups=False, rollout_timeout_s=None, limits={})
         taken = []
         while len(taken) < 4:
-            taken += get(feed.host.take.remote(feed.number, 8, 2.0), 60).units
+            taken += get(feed.host.take.remote(feed.number, 8, 2.0, len(taken)), 60).units
         joiner = ray.get_actor("joiner-0", namespace="gym-ray/killed")
         pid = get(joiner.health.remote(), 60).pid
         os.kill(pid, signal.SIGKILL)
-        from gym_ray.actors.training_parts import fetched
+        from gym_ray.actors.training_feed import fetched
         from gym_ray.rollouts.training.results import ResultMaker
 
         maker = ResultMaker(frozenset({"trained"}), None, fetched, feed._read)
@@ -188,7 +189,7 @@ def test_killed_joiners_and_hosts_lose_no_result(start: Callable[..., Any], tmp_
 
         results = loop.collect(rows("fine", "sleeps"))
         found = [next(results), next(results)]
-        os.kill(get(loop._host.health.remote(), 60).pid, signal.SIGKILL)
+        os.kill(get(feed.host.health.remote(), 60).pid, signal.SIGKILL)
         found += list(results)
         assert Counter(item.reasons for item in found) == {(): 2, ("collector_lost",): 2}
         assert len(loop.collect_batch(rows("fine")).usable) == 2, "the next step has a new host"

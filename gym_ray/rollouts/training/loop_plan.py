@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gym_ray.errors import SettingsError
 from gym_ray.rollouts.planning import run_plan
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.training.step import StepPlan
 from gym_ray.settings import RunSettings
 
-__all__ = ["step_plan"]
+__all__ = ["check_limits", "step_plan"]
 
 _INPUT: Final = "_input.jsonl"
+
+
+def check_limits(where: str, limits: Mapping[str, float | None], *, whole: bool = False, least: int = 0) -> None:
+    """Refuse limits that limit nothing, before anything runs.
+
+    Args:
+        where: Who was given them, for the message.
+        limits: Limits by name; None is no limit.
+        whole: They are whole numbers of ``least`` and more; else numbers above 0.
+        least: See ``whole``.
+
+    Raises:
+        SettingsError: One is something else; the message names it.
+    """
+    for name, limit in limits.items():
+        if limit is None:
+            continue
+        is_number = isinstance(limit, int if whole else int | float) and not isinstance(limit, bool)
+        if not is_number or not (limit >= least if whole else limit > 0):
+            right = f"a whole number, {least} or more" if whole else "seconds, more than 0"
+            raise SettingsError(where, name, f"{limit!r} is no limit", f"give {right}, or None for none")
 
 
 def step_plan(

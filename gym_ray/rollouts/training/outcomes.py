@@ -13,6 +13,7 @@ from gym_ray.rollouts.run_paths import Written
 
 __all__ = [
     "CANCELLED",
+    "COLLECTOR_FAILED",
     "COLLECTOR_LOST",
     "DEADLINE",
     "DRAINED",
@@ -33,6 +34,7 @@ DRAINED: Final = "drained"
 DEADLINE: Final = "deadline"
 GROUP_DEADLINE: Final = "group_deadline"
 COLLECTOR_LOST: Final = "collector_lost"
+COLLECTOR_FAILED: Final = "collector_failed"
 RUN_FAILED: Final = "run_failed"
 NO_REWARD: Final = "no_reward"
 NOT_RECORDED: Final = "not_recorded"

@@ -11,17 +11,18 @@ from gym_ray.rollouts.attempts.attempt_flow import Finished
 from gym_ray.rollouts.rows.row_keys import attempt_index
 from gym_ray.rollouts.run_files.record_reading import iterate_records
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.training.outcomes import COLLECTOR_LOST, Outcome, Requested, lost_outcome, outcome_of
+from gym_ray.rollouts.training.outcomes import Outcome, Requested, lost_outcome, outcome_of
 
 __all__ = ["recovered_outcomes"]
 
 
-def recovered_outcomes(paths: RunPaths, requested: Sequence[Requested], *, epoch: int) -> list[Outcome]:
-    """Return one outcome for each requested rollout: that of its durable result, else that the collector was lost.
+def recovered_outcomes(paths: RunPaths, requested: Sequence[Requested], reason: str, *, epoch: int) -> list[Outcome]:
+    """Return one outcome for each requested rollout: that of its durable result, else that it was lost, and why.
 
     Args:
         paths: Where the step wrote.
         requested: The rollouts that were not delivered.
+        reason: Why they were not.
         epoch: Epoch of the weights when the step began.
 
     Raises:
@@ -39,4 +40,4 @@ def recovered_outcomes(paths: RunPaths, requested: Sequence[Requested], *, epoch
         summary = summarise(record, None, derive_rollout_id(record) or item.rollout_id, 0.0)
         finished = Finished(written, summary, False, item.ordinal, attempt)
         found.setdefault(item.ordinal, outcome_of(item, finished, epoch=epoch))
-    return [found.get(item.ordinal) or lost_outcome(item, COLLECTOR_LOST) for item in requested]
+    return [found.get(item.ordinal) or lost_outcome(item, reason) for item in requested]

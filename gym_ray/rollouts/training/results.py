@@ -5,9 +5,10 @@ A result is never None and never missing. What cannot be used is masked, says wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from gym_ray import exact_json
 from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.rollouts.tokens.token_tables import recorded_table
 from gym_ray.rollouts.training.outcomes import Outcome
-from gym_ray.rollouts.training.weight_versions import Spoken, stale_reasons
+from gym_ray.rollouts.training.weight_versions import EARLIER_EPOCH, Spoken, stale_reasons
 from gym_ray.token_id_capture.token_table import TOKEN_TABLE_SCHEMA, masked_table, with_masks
 
 __all__ = ["NO_TOKEN_ROWS", "ResultMaker", "RolloutBatch", "RolloutGroup", "RolloutResult", "grouped"]
@@ -155,6 +156,9 @@ class ResultMaker:
 
     def result(self, outcome: Outcome, now: Spoken | None) -> RolloutResult:
         """Return the result of a rollout; what cannot be read of it masks it."""
+        if now is not None and outcome.attempt is not None and outcome.epoch != now.epoch:
+            # Its version's number means other weights today, so that it must not be compared, nor learned from.
+            outcome = replace(outcome, reward=None, reasons=(*outcome.reasons, EARLIER_EPOCH))
         reasons, reward, tokens = outcome.reasons, outcome.reward, None
         if outcome.requested.agent in self.trained:
             tokens, reward, reasons = self._tokens(outcome, now)
@@ -178,12 +182,13 @@ class ResultMaker:
         if table is None:
             reasons = outcome.reasons or (NO_TOKEN_ROWS,)
             return masked_table(outcome.rollout_id, reasons), None, reasons
-        reward, more = outcome.reward, [() if outcome.failure_class is None else outcome.reasons] * table.num_rows
-        if not all(table.column("masked").to_pylist()) and outcome.reasons and outcome.failure_class is None:
+        whole = outcome.failure_class is not None or EARLIER_EPOCH in outcome.reasons  # what masks each of its rows
+        reward, more = outcome.reward, [outcome.reasons if whole else ()] * table.num_rows
+        if not all(table.column("masked").to_pylist()) and outcome.reasons and not whole:
             reward = self._recorded_reward(outcome)  # the record is masked, and some of its rows prove themselves
             more = [outcome.reasons if reward is None else ()] * table.num_rows
-        if now is not None and self.max_staleness is not None:
-            stale = stale_reasons(table, now, outcome.epoch, self.max_staleness)
+        if now is not None and self.max_staleness is not None and not whole:
+            stale = stale_reasons(table, now, self.max_staleness)
             more = [(*old, *new) for old, new in zip(more, stale, strict=True)]
         table = with_masks(table, more, reward)
         if not all(table.column("masked").to_pylist()):
@@ -206,10 +211,21 @@ class ResultMaker:
             reward = self._record(outcome).get("reward")
         except GymRayError:
             return None
-        return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
+        return _measured(reward)
 
     def _record(self, outcome: Outcome) -> Mapping[str, Any]:
         return exact_json.loads_object(self.read(outcome)) or {}
+
+
+def _measured(reward: object) -> float | None:
+    """Return a reward that a record brings; NaN, infinity and what no float can hold measure nothing."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        return None
+    try:
+        value = float(reward)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def grouped(results: Sequence[RolloutResult]) -> RolloutGroup:

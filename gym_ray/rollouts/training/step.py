@@ -91,6 +91,7 @@ class Step:
         self._timers: list[asyncio.TimerHandle] = []
         self._begun_groups: set[tuple[str, str]] = set()
         self._notices: set[asyncio.Task[None]] = set()
+        self._delivered, self._last = 0, Taken()
         self.failure = ""
 
     async def begin(self) -> tuple[Requested, ...]:
@@ -123,17 +124,27 @@ class Step:
         if self.plan.timeout_s is not None:
             self._after(self.plan.timeout_s, lambda: self._decide(self._board.open_ordinals(), DEADLINE))
 
-    async def take(self, most: int, wait_s: float) -> Taken:
-        """Return what is there to deliver, after at most ``wait_s`` when nothing is."""
+    async def take(self, most: int, wait_s: float, delivered: int) -> Taken:
+        """Return what is there to deliver, after at most ``wait_s`` when nothing is.
+
+        Args:
+            most: Deliveries at once.
+            wait_s: Longest wait.
+            delivered: Rollouts that whoever asks has got so far; an answer that was lost on its way is given again.
+        """
+        board = self._board
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(lambda: self._board.waiting or self._board.over)
+                    await self._changed.wait_for(lambda: board.waiting or board.over or self._delivered > delivered)
             except TimeoutError:
                 return Taken()
-            units = self._board.take(most)
-            self._changed.notify_all()
-        return Taken(units, self._board.over, self.failure)
+            if self._delivered <= delivered:
+                units = board.take(most)
+                self._delivered += sum(len(unit) for unit in units)
+                self._last = Taken(units, board.over, self.failure)
+                self._changed.notify_all()
+            return self._last
 
     def pause(self) -> None:
         """Start nothing more until :meth:`resume`; what runs goes on, and time limits run on."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +22,32 @@ from gym_ray.rollouts.run_files.run_start import RunLock
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.storage.posix import PosixStore
 
-__all__ = ["StepDirectory"]
+__all__ = ["StepDirectory", "step_lines"]
 
 _STEP: Final = re.compile(r"step-([0-9]{6,})(?:\.|_)")
 _CLOSED: Final = "step.json"
 _LOCK: Final = "collector.jsonl"
 _LOOK_S: Final = 0.2
 _TAG_BYTES: Final = 6
+_GIVEN: Final = "collect(rows)"
+
+
+def step_lines(rows: object) -> list[bytes]:
+    """Return the rows of a step as lines of JSON: they are judged in the caller's process, before anything runs.
+
+    An id that a row brings gets digits of the step in front: the same id in two steps names two rollouts, and their
+    calls must not mix.
+
+    Raises:
+        InputError: There are no rows, or one is none; the message counts from 1.
+    """
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping | str | bytes):
+        raise InputError(_GIVEN, 0, "", f"rows are a list of mappings, this is {type(rows).__name__}")
+    tag = secrets.token_hex(_TAG_BYTES)
+    lines = [_line(line, row, tag) for line, row in enumerate(rows, start=1)]
+    if not lines:
+        raise InputError(_GIVEN, 0, "", "a step was given no rows; give at least one")
+    return lines
 
 
 class StepDirectory:
@@ -43,6 +63,7 @@ class StepDirectory:
 
     def __init__(self, directory: Path, *, patience_s: float = 20.0) -> None:
         self.directory = directory
+        self._numbering = threading.Lock()
         self._lock = _lock_in_time(RunPaths.of(directory / _LOCK), patience_s)
         try:
             self.interrupted = tuple(self._close_interrupted())
@@ -59,23 +80,19 @@ class StepDirectory:
         """Return where a step writes."""
         return RunPaths.of(self.directory / f"step-{number:06}.jsonl")
 
-    def next_step(self, rows: Sequence[Mapping[str, Any]]) -> tuple[int, Path]:
-        """Take the next number and write the rows of its step; return both number and file.
+    def next_step(self, lines: Iterable[bytes]) -> tuple[int, Path]:
+        """Take the next number and write the rows of its step, see :func:`step_lines`; return both number and file.
 
-        An id that a row brings gets digits of the step in front: the same id in two steps names two rollouts, and
-        their calls must not mix.
+        Threads may call it at once.
 
         Raises:
-            InputError: There are no rows, or one is none; nothing is written.
-            StorageError: They cannot be written.
+            StorageError: They cannot be written; the number is not used.
         """
-        number, tag = self._next, secrets.token_hex(_TAG_BYTES)
-        source = self.directory / f"step-{number:06}_input.jsonl"
-        lines = [_line(source, line, row, tag) for line, row in enumerate(rows, start=1)]
-        if not lines:
-            raise InputError(source, 0, "", "a step was given no rows; give at least one")
-        PosixStore(self.directory).create(source.name, b"".join(lines))
-        self._next = number + 1
+        with self._numbering:
+            number = self._next
+            source = self.directory / f"step-{number:06}_input.jsonl"
+            PosixStore(self.directory).create(source.name, b"".join(lines))
+            self._next = number + 1
         return number, source
 
     def note_closed(self, number: int, state: str, figures: Mapping[str, Any]) -> None:
@@ -111,14 +128,14 @@ def _lock_in_time(paths: RunPaths, patience_s: float) -> RunLock:
             time.sleep(_LOOK_S)
 
 
-def _line(source: Path, line: int, row: Mapping[str, Any], tag: str) -> bytes:
+def _line(line: int, row: Mapping[str, Any], tag: str) -> bytes:
     if not isinstance(row, Mapping):
-        raise InputError(source, line, "", f"a row is a mapping, this is {type(row).__name__}")
+        raise InputError(_GIVEN, line, "", f"a row is a mapping, this is {type(row).__name__}")
     given = row.get("_ng_rollout_id")
     try:
         if given is not None:
             row = {**row, "_ng_rollout_id": f"{tag}-{check_rollout_id(given, '_ng_rollout_id')}"}
         # The strict writer: an array that a loop left in a row must not become a text that looks like one.
-        return json.dumps(dict(row)).encode("ascii") + b"\n"
-    except (ValueError, TypeError) as error:
-        raise InputError(source, line, "", f"not a row that can be written as JSON: {error}") from error
+        return json.dumps(dict(row), allow_nan=False).encode("ascii") + b"\n"
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(_GIVEN, line, "", f"not a row that can be written as JSON: {error}") from error

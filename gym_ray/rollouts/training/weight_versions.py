@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pyarrow as pa
@@ -24,6 +25,10 @@ EARLIER_EPOCH: Final = "earlier_epoch"
 _FILE: Final = "weight-version.json"
 _AT_ONCE: Final = 16
 _TIMEOUT_S: Final = 30.0
+_PATIENCE_S: Final = 30.0
+"""How long a server may be away: one that lost its process is back on its port before that."""
+_LOOK_S: Final = 0.2
+_AWAY: Final = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +86,32 @@ class VersionOrder:
         return spoken
 
 
-def say_version(urls: Mapping[str, str], version: int, run_token: str | None) -> None:
+def say_version(
+    urls: Mapping[str, str], version: int, run_token: str | None, *, patience_s: float = _PATIENCE_S
+) -> None:
     """Tell every model server which weights its engine serves; they all know it when this returns.
+
+    One that does not answer is asked again for a while: it may be starting again.
 
     Args:
         urls: Root URL by what messages call the server.
         version: The version.
         run_token: What the servers ask for.
+        patience_s: How long a server may be away.
 
     Raises:
         ClusterError: A server refused or did not answer; all are named. The others know it; say it again.
     """
     headers = {} if run_token is None else {"authorization": f"Bearer {run_token}"}
+    request: dict[str, Any] = {"json": {"version": version}, "headers": headers}
+
+    until = time.monotonic() + patience_s
 
     def say(item: tuple[str, str]) -> str:
         name, url = item
         try:
-            answer = client.post(url.rstrip("/") + WEIGHT_VERSION_PATH, json={"version": version}, headers=headers)
-        except httpx.HTTPError as error:
+            answer = _answered(lambda: client.post(url.rstrip("/") + WEIGHT_VERSION_PATH, **request), until)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{name}: {type(error).__name__}: {error}"
         if answer.status_code == httpx.codes.NOT_FOUND:
             return f"{name}: it captures no tokens; set ++token_id_capture.enabled=true"
@@ -110,19 +123,30 @@ def say_version(urls: Mapping[str, str], version: int, run_token: str | None) ->
         raise ClusterError(f"weight version {version} was not taken by {'; '.join(problems)}")
 
 
-def stale_reasons(table: pa.Table, now: Spoken, epoch: int, max_staleness: int) -> Iterator[tuple[str, ...]]:
+def _answered(ask: Callable[[], httpx.Response], until: float) -> httpx.Response:
+    """Ask until a server is there, or time is up; then its last answer, or what there was instead, stands."""
+    while True:
+        try:
+            answer = ask()
+        except httpx.TransportError:
+            if time.monotonic() >= until:
+                raise
+        else:
+            if answer.status_code not in _AWAY or time.monotonic() >= until:
+                return answer
+        time.sleep(_LOOK_S)
+
+
+def stale_reasons(table: pa.Table, now: Spoken, max_staleness: int) -> Iterator[tuple[str, ...]]:
     """Yield for each row of a token table why it is too old, nothing when it is not.
 
     Args:
         table: The rows.
-        now: The version that was said last.
-        epoch: Epoch in which their attempt began; versions of two epochs cannot be compared.
+        now: The version that was said last, in the epoch of the rows: versions of two epochs cannot be compared.
         max_staleness: How many versions ago a row's oldest token may be sampled.
     """
     for oldest in table.column("oldest_weight_version").to_pylist():
-        if epoch != now.epoch:
-            yield (EARLIER_EPOCH,)
-        elif oldest is None:
+        if oldest is None:
             yield (UNKNOWN_VERSION,)
         else:
             yield (STALE,) if now.version - oldest > max_staleness else ()

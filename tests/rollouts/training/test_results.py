@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from gym_ray.errors import CaptureError, StorageError
 from gym_ray.rollouts.run_paths import Written
 from gym_ray.rollouts.training.outcomes import Outcome, Requested, lost_outcome
 from gym_ray.rollouts.training.results import NO_TOKEN_ROWS, ResultMaker, RolloutBatch, grouped
-from gym_ray.rollouts.training.weight_versions import STALE, Spoken
+from gym_ray.rollouts.training.weight_versions import EARLIER_EPOCH, STALE, Spoken
 from gym_ray.token_id_capture.token_table import token_arrays, token_table
 
 ASKED = Requested(0, 0, "r-0-0", 0, 0, "trained")
@@ -93,3 +94,28 @@ def test_old_rows_are_masked_and_an_empty_batch_is_an_error() -> None:
     assert (group.usable, group.reasons) == ((fresh,), (STALE,))
     with pytest.raises(CaptureError, match=r"none of 1 rollouts .*stale_weights: 1"):
         _ = RolloutBatch((old,)).usable
+
+
+@pytest.mark.parametrize("staleness", [None, 9])
+def test_what_began_in_an_earlier_epoch_is_masked_whatever_its_version_says(staleness: int | None) -> None:
+    make, now = maker({"reward": 0.5}, token_table([row()]), staleness=staleness), Spoken(1, 1)
+    old = make.result(ended(token_rows=1, epoch=0), now)
+    assert (old.masked, old.reward, old.reasons) == (True, None, (EARLIER_EPOCH,))
+    assert old.tokens is not None
+    assert old.tokens.column("masked").to_pylist() == [True]
+    assert old.tokens.column("reasons").to_pylist() == [[EARLIER_EPOCH]]
+    fresh = make.result(ended(token_rows=1, epoch=1), now)
+    assert (fresh.masked, fresh.reward) == (False, 0.5)
+    plain = make.result(ended(requested=Requested(0, 0, "r-0-0", 0, 0, "plain")), now)
+    assert (plain.reasons, plain.reward, plain.tokens) == ((EARLIER_EPOCH,), None, None)
+    never = make.result(lost_outcome(ASKED, "cancelled"), now)
+    assert never.reasons == ("cancelled",), "what never began belongs to no epoch"
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 10**400, True, "1", None])
+def test_a_reward_that_measures_nothing_is_none(reward: Any) -> None:
+    table = token_table([row(masked=True), row("branch-1")])
+    make = ResultMaker(frozenset({"trained"}), None, lambda _: table, lambda _: json.dumps({"reward": reward}).encode())
+    result = make.result(ended(reward=None, reasons=("several",), token_rows=1), None)
+    assert (result.masked, result.reward) == (True, None)
+    assert result.reasons[0] == "several"

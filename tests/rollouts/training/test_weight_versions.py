@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from gym_ray.errors import ClusterError, SettingsError, StorageError
+from gym_ray.model_server.serving import AppServer
 from gym_ray.model_server.weight_version import WEIGHT_VERSION_PATH
 from gym_ray.rollouts.training.weight_versions import (
-    EARLIER_EPOCH,
     STALE,
     UNKNOWN_VERSION,
     Spoken,
@@ -61,11 +63,42 @@ def test_every_server_hears_a_version_and_each_that_does_not_is_named() -> None:
         say_version({"one": one, "two": two}, 4, "secret")
         assert heard == [({"version": 4}, "Bearer secret")] * 2
         with pytest.raises(ClusterError, match=r"weight version 5 .*three: it captures no tokens.*four: ConnectError"):
-            say_version({"one": one, "three": without, "four": "http://127.0.0.1:1"}, 5, None)
+            say_version({"one": one, "three": without, "four": "http://127.0.0.1:1"}, 5, None, patience_s=0)
     assert len(heard) == 3
 
 
-def test_rows_are_told_by_the_version_of_their_oldest_token_and_their_epoch() -> None:
+def test_a_server_that_is_away_for_a_moment_hears_the_version_when_it_is_back() -> None:
+    heard: list[Any] = []
+
+    async def hear(request: Request) -> JSONResponse:
+        heard.append(await request.json())
+        return JSONResponse({}, 502 if len(heard) == 1 else 503 if len(heard) == 2 else 200)
+
+    with served(Starlette(routes=[Route(WEIGHT_VERSION_PATH, hear, methods=["POST"])])) as url:
+        say_version({"one": url}, 4, None)
+        assert heard == [{"version": 4}] * 3
+
+
+async def test_a_server_that_comes_back_on_its_port_hears_the_version() -> None:
+    heard: list[Any] = []
+
+    async def hear(request: Request) -> JSONResponse:
+        heard.append(await request.json())
+        return JSONResponse({})
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        saying = asyncio.create_task(asyncio.to_thread(say_version, {"one": f"http://127.0.0.1:{port}"}, 5, None))
+        await asyncio.sleep(0)  # it is away when it is told first: nobody listens on a port that is merely held
+    server = AppServer(Starlette(routes=[Route(WEIGHT_VERSION_PATH, hear, methods=["POST"])]), "127.0.0.1", port)
+    await server.start()
+    await saying
+    await server.stop(1.0)
+    assert heard == [{"version": 5}]
+
+
+def test_rows_are_told_by_the_version_of_their_oldest_token() -> None:
     def row(version: int | None) -> dict[str, Any]:
         spans = [] if version is None else [{"version": version, "start": 0, "end": 1}]
         policy = [{"kind": "policy", "start": 0, "end": 1}]
@@ -79,6 +112,4 @@ def test_rows_are_told_by_the_version_of_their_oldest_token_and_their_epoch() ->
         }
 
     table = token_table([row(5), row(3), row(2), row(None)])
-    now = Spoken(5, 1)
-    assert list(stale_reasons(table, now, 1, 2)) == [(), (), (STALE,), (UNKNOWN_VERSION,)]
-    assert list(stale_reasons(table, now, 0, 2)) == [(EARLIER_EPOCH,)] * 4
+    assert list(stale_reasons(table, Spoken(5, 1), 2)) == [(), (), (STALE,), (UNKNOWN_VERSION,)]
