@@ -10,7 +10,12 @@ from typing import Generic, TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from gym_ray.model_call_capture.telemetry import LAG_BOUNDS_S, LATENCY_BOUNDS_S, CaptureTelemetry, TelemetryBatch
+from gym_ray.model_call_capture.exchanges.telemetry import (
+    LAG_BOUNDS_S,
+    LATENCY_BOUNDS_S,
+    CaptureTelemetry,
+    TelemetryBatch,
+)
 from gym_ray.token_id_capture.call_capture import TokenCapture
 from gym_ray.token_id_capture.capturing.capture_health import CaptureCounts
 from gym_ray.token_id_capture.external_staging import StagedCallCounts

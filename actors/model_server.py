@@ -14,8 +14,8 @@ from gym_ray.actors.capture_writer import ActorChannel, local_directory
 from gym_ray.actors.http_host import HttpHost
 from gym_ray.actors.metrics import MetricsPublisher, StagingMetricsPublisher, TokenMetricsPublisher
 from gym_ray.child_interpreter import ChildInterpreter
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
 from gym_ray.model_call_capture.opening import open_capture_writer
-from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import Engine

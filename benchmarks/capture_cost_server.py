@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_ray.dialects import CHAT
-from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest

@@ -28,7 +28,7 @@ import orjson
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.dialects.terminal import TerminalScanner
-from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 

@@ -12,10 +12,9 @@ from rich.markup import escape
 
 from gym_ray import exact_json
 from gym_ray.cli.capture_places import CapturePlace, StorageOptions, capture_location
-from gym_ray.model_call_capture.capture_verification import CaptureVerification
-from gym_ray.model_call_capture.findings import CaptureFinding
+from gym_ray.model_call_capture.findings import CaptureFinding, CaptureVerification
 from gym_ray.model_call_capture.segments.verification import verify_segments
-from gym_ray.model_call_capture.verification import verify_captures
+from gym_ray.model_call_capture.verification.directory import verify_captures
 
 __all__ = ["verify"]
 

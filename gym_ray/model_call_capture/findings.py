@@ -1,4 +1,4 @@
-"""What a look at a capture directory found: where, what, and what to do about it; bounded, whatever the damage is."""
+"""What a look at a place of captures found: where, what, and what to do about it; bounded, whatever the damage is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["CaptureFinding", "Findings", "Severity"]
+__all__ = ["CaptureFinding", "CaptureVerification", "Findings", "Severity"]
 
 Severity = Literal["error", "warning"]
 
@@ -64,3 +64,32 @@ class Findings:
     def kept(self) -> tuple[CaptureFinding, ...]:
         """Return those that were kept, by file and line."""
         return tuple(sorted(self._kept, key=lambda finding: (str(finding.file), finding.line or 0, finding.code)))
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureVerification:
+    """What a place of captures holds, and what is wrong with it.
+
+    Attributes:
+        directory: The directory, or the URL of an object store without credentials.
+        files: Capture files; segments of an object store.
+        empty_files: Those without a line: cleared, or of rollouts that made no call.
+        lines: Lines that are not blank.
+        calls: Lines that are call records.
+        size: Bytes of the capture files.
+        markers: Rollouts that are marked as having lost a record.
+        errors: How many findings are errors.
+        warnings: How many are warnings.
+        findings: The findings by file and line; of a kind that fills a file, the first ones.
+    """
+
+    directory: Path | str
+    files: int
+    empty_files: int
+    lines: int
+    calls: int
+    size: int
+    markers: int
+    errors: int
+    warnings: int
+    findings: tuple[CaptureFinding, ...]

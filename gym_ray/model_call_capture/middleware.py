@@ -20,7 +20,7 @@ from gym_ray.correlation import PrefixedPath, current_rollout_id, restore_prefix
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.model_call_capture.acks import Deadlines
-from gym_ray.model_call_capture.exchange import (
+from gym_ray.model_call_capture.exchanges.exchange import (
     Exchange,
     TrainingCall,
     publish_training_call,

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.model_call_capture.backends import CaptureBackend, FileBackend
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
 from gym_ray.model_call_capture.hosted.backend import HostedBackend
 from gym_ray.model_call_capture.hosted.channel import RecordChannel
 from gym_ray.model_call_capture.hosted.stores import RemoteStore, StoreChannel
-from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.writer import CaptureWriter
 

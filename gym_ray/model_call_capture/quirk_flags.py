@@ -11,8 +11,8 @@ from typing import Any
 
 from gym_ray.dialects import reading
 from gym_ray.dialects.stream_facts import INVALID_UTF8, stream_facts
-from gym_ray.model_call_capture.redaction import SPELLED_OUT
-from gym_ray.model_call_capture.verdict import STREAM_TRUNCATED, UPSTREAM_ERROR
+from gym_ray.model_call_capture.exchanges.redaction import SPELLED_OUT
+from gym_ray.model_call_capture.exchanges.verdict import STREAM_TRUNCATED, UPSTREAM_ERROR
 
 __all__ = [
     "BIG_INTEGER",

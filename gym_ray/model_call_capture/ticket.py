@@ -6,10 +6,10 @@ import time
 
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.call_index import CallIndex
-from gym_ray.model_call_capture.encoding import RecordEncoder
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.encoding import RecordEncoder
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.telemetry import CallOutcome
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX
-from gym_ray.model_call_capture.telemetry import CallOutcome
 
 __all__ = ["Ticket"]
 

@@ -23,14 +23,14 @@ from gym_ray.errors import CaptureError, RolloutIdError, StorageError
 from gym_ray.model_call_capture.acks import LoopAcks
 from gym_ray.model_call_capture.backends import CaptureBackend, FileBackend, OpenedBackend, WriterIdentity
 from gym_ray.model_call_capture.call_index import CallIndex
-from gym_ray.model_call_capture.encoding import RecordEncoder
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.encoding import RecordEncoder
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
+from gym_ray.model_call_capture.exchanges.telemetry import CaptureCounts, CaptureTelemetry
 from gym_ray.model_call_capture.marks import IncompleteMarks
 from gym_ray.model_call_capture.open_log import log_name
-from gym_ray.model_call_capture.redaction import Redactor
 from gym_ray.model_call_capture.refusals import RefusalLog
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.model_call_capture.telemetry import CaptureCounts, CaptureTelemetry
 from gym_ray.model_call_capture.ticket import Ticket
 from gym_ray.storage.calls import FileCalls
 

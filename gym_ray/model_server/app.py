@@ -29,7 +29,7 @@ from gym_ray.correlation import split_rollout_prefix
 from gym_ray.dialects import DIALECT_BY_PATH, MESSAGES, RESPONSES
 from gym_ray.errors import EngineError, InvalidRequestError
 from gym_ray.model_call_capture import CaptureMiddleware, CaptureWriter
-from gym_ray.model_call_capture.exchange import publish_request, read_training_call
+from gym_ray.model_call_capture.exchanges.exchange import publish_request, read_training_call
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_call_capture.training_calls import UnobservedTrainingCalls
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions

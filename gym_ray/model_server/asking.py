@@ -13,7 +13,7 @@ from gym_ray import exact_json
 from gym_ray.dialects.conversion.bridge import Bridge
 from gym_ray.dialects.terminal import is_error_payload
 from gym_ray.errors import EngineError, UnsupportedRequestError
-from gym_ray.model_call_capture.exchange import publish_usage
+from gym_ray.model_call_capture.exchanges.exchange import publish_usage
 from gym_ray.model_server.engine import Engine, EngineAnswer, EngineRequest, TokenRequest
 from gym_ray.model_server.errors_wire import converted_error_response, engine_error_response, error_response
 from gym_ray.model_server.facts import publish_answer, publish_failure

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gym_ray.errors import EngineError, UnsupportedRequestError
-from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts
+from gym_ray.model_call_capture.exchanges.exchange import ExecutionFacts, publish_execution_facts
 from gym_ray.model_server.engine import EngineAnswer
 
 __all__ = ["publish_answer", "publish_failure"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gym_ray.errors import EngineError, RolloutIdError
-from gym_ray.model_call_capture.exchange import (
+from gym_ray.model_call_capture.exchanges.exchange import (
     ExecutionFacts,
     TrainingCall,
     publish_execution_facts,

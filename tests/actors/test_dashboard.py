@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.model_call_capture.telemetry import CaptureTelemetry
+from gym_ray.model_call_capture.exchanges.telemetry import CaptureTelemetry
 from gym_ray.rollouts.run_standing import RunStanding
 from gym_ray.testing.token_sinks import PlainTokenSink
 from gym_ray.token_id_capture.call_capture import TokenCapture

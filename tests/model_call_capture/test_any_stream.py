@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_ray.dialects import DIALECT_BY_PATH, terminal
-from gym_ray.model_call_capture.exchange import Exchange, build_exchange_record
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, build_exchange_record
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gym_ray.model_call_capture import middleware as middleware_module
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.pace import Pace

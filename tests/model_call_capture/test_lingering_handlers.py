@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts
+from gym_ray.model_call_capture.exchanges.exchange import ExecutionFacts, publish_execution_facts
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls

@@ -16,7 +16,12 @@ import anyio
 import pytest
 
 from gym_ray.correlation import current_rollout_id
-from gym_ray.model_call_capture.exchange import Exchange, ExecutionFacts, publish_execution_facts, publish_usage
+from gym_ray.model_call_capture.exchanges.exchange import (
+    Exchange,
+    ExecutionFacts,
+    publish_execution_facts,
+    publish_usage,
+)
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.testing.storage_faults import FaultyCalls, RecordingCalls

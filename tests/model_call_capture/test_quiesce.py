@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from gym_ray.model_call_capture import quiesce
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.open_log import is_living, list_logs, read_open_calls
 from gym_ray.model_call_capture.quiesce import (
     QUIESCE_PATH,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gym_ray import exact_json
 from gym_ray.dialects import DIALECT_BY_PATH
-from gym_ray.model_call_capture.exchange import Exchange, encode_exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, encode_exchange
 from gym_ray.model_call_capture.quirk_flags import quirk_flags
 from gym_ray.testing.scripted_dialects import json_answer, stream_answer
 

@@ -14,7 +14,7 @@ import pytest
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.stream_facts import stream_facts
 from gym_ray.dialects.terminal import TerminalScanner
-from gym_ray.model_call_capture.exchange import Exchange, build_exchange_record, encode_exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, build_exchange_record, encode_exchange
 from gym_ray.model_call_capture.lines import parse_lines
 from gym_ray.model_call_capture.records import build_record
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_ray.dialects import DIALECT_BY_PATH
-from gym_ray.model_call_capture.exchange import TrainingCall, publish_training_call, read_training_call
+from gym_ray.model_call_capture.exchanges.exchange import TrainingCall, publish_training_call, read_training_call
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.writer import CaptureWriter
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from gym_ray.errors import CaptureError
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, WrittenCalls, forget, list_written_calls, quiesce_endpoint
 from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.store import CaptureStore

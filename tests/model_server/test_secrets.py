@@ -17,7 +17,7 @@ import pytest
 
 from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.model_call_capture import CaptureWriter
-from gym_ray.model_call_capture.redaction import Redactor, secret_digest
+from gym_ray.model_call_capture.exchanges.redaction import Redactor, secret_digest
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.serving import AppServer
 from gym_ray.model_server.upstream import UpstreamEngine

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, ClusterError, StorageError
 from gym_ray.evidence.run_result import RunFailure, RunResult
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, forget, quiesce_endpoint
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter

@@ -5,7 +5,7 @@ import builtins
 from types import SimpleNamespace
 from typing import Any
 
-from gym_ray.model_call_capture import verdict
+from gym_ray.model_call_capture.exchanges import verdict
 
 
 def namespace(value: Any) -> Any:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_ray.model_call_capture.exchange import ExecutionFacts, publish_execution_facts
+from gym_ray.model_call_capture.exchanges.exchange import ExecutionFacts, publish_execution_facts
 from gym_ray.model_call_capture.middleware import CaptureMiddleware
 from gym_ray.model_call_capture.records import read_available_model_call_records
 from gym_ray.model_call_capture.store import CaptureStore

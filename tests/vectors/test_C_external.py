@@ -11,7 +11,7 @@ import pytest
 
 from gym_ray.dialects import CHAT
 from gym_ray.errors import UnsupportedRequestError
-from gym_ray.model_call_capture.exchange import TrainingCall
+from gym_ray.model_call_capture.exchanges.exchange import TrainingCall
 from gym_ray.model_server.app import build_app
 from gym_ray.model_server.external import staged_call
 from gym_ray.model_server.external.reserved import take_coordinates

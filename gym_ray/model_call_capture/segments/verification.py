@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 from gym_ray import exact_json
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError
-from gym_ray.model_call_capture.capture_verification import CaptureVerification
-from gym_ray.model_call_capture.findings import Findings
+from gym_ray.model_call_capture.findings import CaptureVerification, Findings
 from gym_ray.model_call_capture.records import build_record
 from gym_ray.model_call_capture.segments.layout import (
     MARKS,

@@ -20,7 +20,7 @@ from gym_ray.dialects import CHAT
 from gym_ray.dialects.conversion.bridge import Bridge
 from gym_ray.dialects.replay import replay_frames
 from gym_ray.errors import InvalidRequestError, RolloutIdError, UnsupportedRequestError
-from gym_ray.model_call_capture.exchange import ExecutionFacts, TrainingCall, publish_execution_facts
+from gym_ray.model_call_capture.exchanges.exchange import ExecutionFacts, TrainingCall, publish_execution_facts
 from gym_ray.model_server.asking import Asking, answer_bytes, request_bytes
 from gym_ray.model_server.bridged import BridgedRoute, BridgeOptions
 from gym_ray.model_server.engine import Engine

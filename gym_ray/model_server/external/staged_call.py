@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gym_ray.model_call_capture.exchange import TrainingCall
+from gym_ray.model_call_capture.exchanges.exchange import TrainingCall
 from gym_ray.model_server.off_loop import off_loop
 from gym_ray.token_id_capture.external_staging import COMMITTED, NOT_ADMITTED, ExternalStaging
 from gym_ray.token_id_capture.staging import (

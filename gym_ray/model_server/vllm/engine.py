@@ -13,7 +13,7 @@ from gym_ray import exact_json
 from gym_ray.dialects import CHAT, MESSAGES, RESPONSES
 from gym_ray.dialects.conversion.schema import REQUIRED_PREFIX
 from gym_ray.errors import EngineError, UnsupportedRequestError
-from gym_ray.model_call_capture.verdict import CONTEXT_LENGTH_EXCEEDED
+from gym_ray.model_call_capture.exchanges.verdict import CONTEXT_LENGTH_EXCEEDED
 from gym_ray.model_server.engine import EngineAnswer, EngineRequest
 from gym_ray.model_server.local_answers import empty_answer
 from gym_ray.model_server.upstream import UpstreamEngine

@@ -14,7 +14,7 @@ import pytest
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.backends import FileBackend
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.hosted.backend import HostedBackend
 from gym_ray.model_call_capture.hosted.channel import HostedRecord, Receipt
 from gym_ray.model_call_capture.hosted.files import HostedFiles

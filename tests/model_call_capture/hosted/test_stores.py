@@ -13,7 +13,7 @@ import pytest
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError, StorageMissingError
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.hosted.stores import HostedStores, RemoteStore
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError
-from gym_ray.model_call_capture.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.local_adoption import local_logs
 from gym_ray.model_call_capture.open_log import OpenLog, list_logs
 from gym_ray.model_call_capture.registry import parse_writer

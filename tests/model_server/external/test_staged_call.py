@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import CaptureError
-from gym_ray.model_call_capture.exchange import TrainingCall
+from gym_ray.model_call_capture.exchanges.exchange import TrainingCall
 from gym_ray.model_server.external.staged_call import StagedCall
 from gym_ray.token_id_capture.external_staging import ExternalStaging
 from gym_ray.token_id_capture.staging import CaptureAdmission, CaptureLedgerCommit, MemoryStaging, RolloutTokenCapture

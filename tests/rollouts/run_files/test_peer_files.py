@@ -16,7 +16,7 @@ from gym_ray.model_call_capture.captures import FileCaptures
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.model_call_capture.verification import verify_captures
+from gym_ray.model_call_capture.verification.directory import verify_captures
 from gym_ray.rollouts.rejoining.rejoin import rejoin
 from gym_ray.rollouts.row_states.retry_rules import max_attempts_of
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows

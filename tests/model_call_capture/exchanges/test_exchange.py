@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gym_ray import exact_json
-from gym_ray.model_call_capture.exchange import (
+from gym_ray.model_call_capture.exchanges.exchange import (
     Exchange,
     PublishedUsage,
     encode_exchange,

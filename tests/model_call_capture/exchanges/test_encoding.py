@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gym_ray.model_call_capture.encoding import RecordEncoder, encode_with_outcome
-from gym_ray.model_call_capture.exchange import Exchange
-from gym_ray.model_call_capture.redaction import Redactor
+from gym_ray.model_call_capture.exchanges.encoding import RecordEncoder, encode_with_outcome
+from gym_ray.model_call_capture.exchanges.exchange import Exchange
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 

@@ -9,9 +9,9 @@ import logging
 
 from gym_ray.child_interpreter import ChildInterpreter
 from gym_ray.errors import ChildInterpreterError
-from gym_ray.model_call_capture.exchange import Exchange, encode_with_record
-from gym_ray.model_call_capture.redaction import Redactor
-from gym_ray.model_call_capture.telemetry import CallOutcome, outcome_of
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, encode_with_record
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
+from gym_ray.model_call_capture.exchanges.telemetry import CallOutcome, outcome_of
 
 __all__ = ["RecordEncoder", "encode_with_outcome"]
 

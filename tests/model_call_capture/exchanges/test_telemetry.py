@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gym_ray.model_call_capture.exchange import PublishedUsage
-from gym_ray.model_call_capture.telemetry import (
+from gym_ray.model_call_capture.exchanges.exchange import PublishedUsage
+from gym_ray.model_call_capture.exchanges.telemetry import (
     LATENCY_BOUNDS_S,
     CallOutcome,
     CaptureTelemetry,

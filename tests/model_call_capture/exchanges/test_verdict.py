@@ -14,9 +14,9 @@ from gym_ray.dialects import DIALECT_BY_PATH
 from gym_ray.dialects.reassembly import reassemble
 from gym_ray.dialects.terminal import TerminalScanner
 from gym_ray.errors import EngineError, EngineTimeoutError
-from gym_ray.model_call_capture import verdict
+from gym_ray.model_call_capture.exchanges import verdict
 
-RECORDINGS = Path(__file__).parents[1] / "recordings"
+RECORDINGS = Path(__file__).parents[2] / "recordings"
 
 
 def recordings() -> list[Any]:

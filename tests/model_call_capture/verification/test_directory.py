@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from gym_ray.errors import CaptureError
-from gym_ray.model_call_capture.capture_verification import CaptureVerification
-from gym_ray.model_call_capture.findings import CaptureFinding
+from gym_ray.model_call_capture.findings import CaptureFinding, CaptureVerification
 from gym_ray.model_call_capture.open_log import OpenLog, log_name
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.repeated_ids import RepeatedIds
 from gym_ray.model_call_capture.store import CaptureStore
-from gym_ray.model_call_capture.verification import verify_captures
+from gym_ray.model_call_capture.verification.directory import verify_captures
+from gym_ray.model_call_capture.verification.repeated_ids import RepeatedIds
 
 
 def _call(call_id: str, **members: Any) -> dict[str, Any]:

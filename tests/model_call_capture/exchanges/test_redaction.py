@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gym_ray import exact_json
 from gym_ray.dialects.replay import replay_frames
-from gym_ray.model_call_capture.exchange import Exchange, PublishedUsage, encode_exchange
+from gym_ray.model_call_capture.exchanges.exchange import Exchange, PublishedUsage, encode_exchange
+from gym_ray.model_call_capture.exchanges.redaction import SPELLED_OUT, Redactor, secret_digest
 from gym_ray.model_call_capture.quirk_flags import quirk_flags
-from gym_ray.model_call_capture.redaction import SPELLED_OUT, Redactor, secret_digest
 
 SECRET = "sk-FAKE/123"
 KEY = b"digest key"

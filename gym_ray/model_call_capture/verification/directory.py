@@ -13,15 +13,14 @@ from pathlib import Path
 
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, RolloutIdError, StorageError
-from gym_ray.model_call_capture.capture_verification import CaptureVerification
-from gym_ray.model_call_capture.findings import Findings
+from gym_ray.model_call_capture.findings import CaptureVerification, Findings
 from gym_ray.model_call_capture.open_log import OPEN_LOGS, is_living, list_logs, log_path, take_dead
 from gym_ray.model_call_capture.registry import OWN_DIRECTORY, WriterRegistry, writers_directory
-from gym_ray.model_call_capture.repeated_ids import RepeatedIds
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX
-from gym_ray.model_call_capture.verified_file import call_ids_of, verify_file
+from gym_ray.model_call_capture.verification.repeated_ids import RepeatedIds
+from gym_ray.model_call_capture.verification.verified_file import call_ids_of, verify_file
 
-__all__ = ["CaptureVerification", "verify_captures"]
+__all__ = ["verify_captures"]
 
 _OURS = (OPEN_LOGS, OWN_DIRECTORY)
 _TOKENS = ".tokens."

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from gym_ray import exact_json
 from gym_ray.dialects.reassembly import reassemble
-from gym_ray.model_call_capture.redaction import Redactor
-from gym_ray.model_call_capture.verdict import (
+from gym_ray.model_call_capture.exchanges.redaction import Redactor
+from gym_ray.model_call_capture.exchanges.verdict import (
     CONTEXT_LENGTH_EXCEEDED,
     category_from_exception,
     category_from_status,

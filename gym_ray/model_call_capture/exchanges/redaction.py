@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_ray import exact_json
-from gym_ray.model_call_capture.spelled_out import delta_texts
+from gym_ray.model_call_capture.exchanges.spelled_out import delta_texts
 
 __all__ = ["SPELLED_OUT", "Redactor", "secret_digest"]
 
