@@ -80,7 +80,7 @@ def check_place(
         patience_s: How long a node looks for a change of another.
         step_timeout_s: A node that has not answered then is reported as lost.
         on_wait: Called every moment; it may raise to give up.
-        make_calls: Gives each node its seam to the operating system; it travels to the node.
+        make_calls: Gives each node its calls of the operating system; it travels to the node.
 
     Raises:
         SettingsError: The store cannot be opened at all.

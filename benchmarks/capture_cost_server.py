@@ -162,7 +162,7 @@ class BareBatcher:
 
 
 class CountedCalls(FileCalls):
-    """Counts what goes through the seam; :func:`counted` mixes it with the calls that suit the directory."""
+    """Counts the calls of the operating system; :func:`counted` mixes it with the calls that suit the directory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Rollouts for the benchmark ``tokens``, captured through the code that servers run.
 
 They are long tool-using conversations in the chat dialect: a turn adds a tool call and its result, 500 tokens, of which
-the policy samples a share. Syncs are left out at the seam where the storage layer meets the operating system; every
+the policy samples a share. Syncs are left out where the storage layer meets the operating system; every
 other system call is made.
 """
 

@@ -181,7 +181,7 @@ class FileBackend:
         root: Absolute capture directory.
         threads: Commit threads; None for as many as suit the file system of the directory.
         max_handles: Capture files kept open.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class OpenLog:
     Args:
         root: The capture directory.
         name: From :func:`log_name`; must be new.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         max_bytes: Size of the log; a full one is written anew with the open calls only.
 
     Raises:

@@ -59,7 +59,7 @@ class WriterRegistry:
 
     Args:
         root: The capture directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(self, root: Path, *, calls: FileCalls | None = None) -> None:

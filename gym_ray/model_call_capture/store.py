@@ -53,7 +53,7 @@ class CaptureStore:
 
     Args:
         root: The directory; created with its parents by the first write.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         lock_timeout_s: How long reading and clearing wait for an append in progress, which a disk may never end.
     """
 

@@ -59,7 +59,7 @@ class CaptureWriter:
         capture_timeout_s: How long an answer waits for its record before it is released and its rollout marked.
         threads: Commit threads; None for as many as suit the file system of the directory.
         max_handles: Capture files kept open.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         redactor: Takes secrets out of every record before it is written; None writes what was seen.
 
     Attributes:

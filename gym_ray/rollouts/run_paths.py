@@ -63,7 +63,7 @@ class RunPaths:
 
     @property
     def run_name(self) -> str:
-        """What people call the run: its output's name without ending, or its benchmark's in a job's directory (D135)."""
+        """What people call the run: its output's name without ending, or in a job's directory the benchmark (D135)."""
         place = self.output.parent
         return place.parent.name if place.name == "artifacts" and place.parent.name else self.output.stem
 

@@ -1,4 +1,4 @@
-"""The few operating-system calls that durability rests on, behind one seam.
+"""The few operating-system calls that durability rests on, in one place.
 
 Everything that must survive a crash goes through :class:`FileCalls`, so that a test can take its place, fail a call,
 hang it, or forget what was never synced. It adds nothing to the calls and decides nothing.

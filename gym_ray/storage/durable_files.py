@@ -71,7 +71,7 @@ def keep_to_owner(calls: FileCalls, fd: int, info: os.stat_result, path: str) ->
     A file system that has no permissions cannot; that is logged, and the file used as it is.
 
     Args:
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         fd: The open file.
         info: What ``fstat`` says of it.
         path: Its path, for the log.
@@ -88,7 +88,7 @@ def make_directory(calls: FileCalls, path: Path, mode: int = 0o777) -> None:
     """Create a directory with its parents, each entry durable.
 
     Args:
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         path: The directory; one that exists is left as it is.
         mode: Its permission bits, less the umask; parents that are missing get the usual ones.
 
@@ -107,7 +107,7 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, mode: int, *, sync_n
     A reader sees the old or the new file, never a mix, also after a crash.
 
     Args:
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         path: The file.
         data: Its new bytes.
         mode: Its permission bits, less the umask.

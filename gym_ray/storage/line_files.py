@@ -91,7 +91,7 @@ class LineFiles:
 
     Args:
         root: Existing directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         max_handles: Open files kept for the next append; the oldest is closed first.
         before_append: Given the name, descriptor and size of a file under its lock, before anything is composed. It
             may cut the file, and returns the size that is left.

@@ -32,7 +32,7 @@ def open_store(
     Args:
         where: An absolute path, a ``file://`` URL, or that of an object store, such as ``s3://bucket/prefix``.
         storage_options: What fsspec is to be given for such a URL, credentials among it; never logged or shown.
-        calls: The seam to the operating system, for a directory.
+        calls: How the operating system is called, for a directory.
         mode: Permission bits of files, for a directory.
 
     Raises:

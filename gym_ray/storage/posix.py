@@ -45,7 +45,7 @@ class PosixStore:
 
     Args:
         root: Directory; created when the first value is put there, never by a read.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         mode: Permission bits of the files; directories of files for their owner only are that, too, from the root on.
     """
 

@@ -62,7 +62,7 @@ class PosixStream(StreamedValue):
 
     Args:
         path: The file that it becomes; its directory exists.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         mode: Permission bits, less the umask.
 
     Raises:

@@ -28,7 +28,7 @@ def replacing(calls: FileCalls, paths: Sequence[Path], mode: int = 0o644) -> Ite
     Where the block or a write fails, nothing has changed; where a rename fails, each file is wholly old or new.
 
     Args:
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         paths: The files, at least one, in existing directories.
         mode: Their permission bits, less the umask.
 

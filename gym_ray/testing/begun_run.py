@@ -28,7 +28,7 @@ class BegunRun:
     Args:
         directory: Where input and outputs lie.
         rows: How many rows; each is a task of its own.
-        calls: The seam of the ledger to the operating system.
+        calls: How the ledger calls the operating system.
         output: Name of its main output.
 
     Attributes:

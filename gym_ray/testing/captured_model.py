@@ -59,7 +59,7 @@ async def captured_model(
         name: Name of the server.
         run_token: What clients must send as their API key.
         options: How the server behaves.
-        calls: The capture writer's seam to the disk.
+        calls: How the capture writer calls the operating system.
 
     Raises:
         ServerStartError: The server did not come up.

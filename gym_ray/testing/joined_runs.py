@@ -52,7 +52,7 @@ class JoinedRun(WrittenRun):
         rows: Rows of the input.
         options: How evidence is built.
         keep_sources: Whether what replies brought is kept, which a peer's run does not do.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(

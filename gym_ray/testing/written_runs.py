@@ -41,7 +41,7 @@ class WrittenRun:
     Args:
         root: Directory of the run.
         rows: Rows of the input; None to resume the run that is there.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Attributes:
         paths: The run's files.

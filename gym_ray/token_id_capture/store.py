@@ -87,7 +87,7 @@ class TokenCaptureStore:
 
     Args:
         root: The directory; created with its parents.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         timeout_s: How long to wait for the disk, or for another who holds a rollout's lock, before it counts as a
             failure.
 

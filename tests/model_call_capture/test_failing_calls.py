@@ -1,4 +1,4 @@
-"""Every call of the seam fails now and then, while two servers append to the same rollouts: no loss is silent."""
+"""Each call of the operating system fails now and then, while two servers append to one rollout: no loss is silent."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class HostedFiles:
     Args:
         root: Absolute capture directory.
         timeout_s: How long a record, or a withdrawal, may take.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         CaptureError: The directory cannot be written to, or has no working locks.

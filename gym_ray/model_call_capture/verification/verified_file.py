@@ -50,7 +50,7 @@ def verify_file(
         path: The file.
         findings: Where problems go.
         note: Told the id of every call that has one.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         OSError: The file cannot be read.

@@ -110,7 +110,7 @@ def rejoin(
         rollout_ids: Attempts to join again; None for all.
         options: How evidence is built. Whether a record is compact stays as it is.
         written_calls: Asks the servers about one rollout. Called only where they could know more than the record says.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         InputError: There is no such output, a line of it is damaged or torn, or the manifest does not tell when the run

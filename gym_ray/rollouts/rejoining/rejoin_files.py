@@ -24,7 +24,7 @@ class NewOutput:
 
     Args:
         path: The output; a link is followed, so that it still leads there.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: There is no room for it.
@@ -104,7 +104,7 @@ def swap(
         outputs: The new outputs, synced.
         index: All frames of the new outputs; None when not every record has one, so that a resume builds the index.
         stale_facts: Facts of the old outputs; a cache that nothing would believe any more.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: It cannot be done; what is there is whole, and joining again finishes it.

@@ -32,7 +32,7 @@ class FrameLog:
     Args:
         path: The log; created where it is missing.
         what: What the log is called in messages.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: The log cannot be opened, or is damaged before its end.

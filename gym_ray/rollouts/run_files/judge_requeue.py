@@ -33,7 +33,7 @@ def requeue_invalid_judge(paths: RunPaths, *, calls: FileCalls | None = None) ->
 
     Args:
         paths: The run's files; both outputs exist.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: A file cannot be read or written, or a process keeps its lock; no record is lost.

@@ -28,7 +28,7 @@ def lock_in_time(path: Path, descriptor: int, calls: FileCalls, *, timeout_s: fl
     Args:
         path: The file, for the message.
         descriptor: The open file.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         timeout_s: How long to wait for it.
 
     Raises:

@@ -31,7 +31,7 @@ def publish_parts(paths: RunPaths, rollout_id: str, data: bytes, *, calls: FileC
         paths: The run's files.
         rollout_id: Capture key of the attempt.
         data: What :func:`gym_ray.evidence.compact.compacted` returned. Parts that are there already stay.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         RolloutIdError: The id cannot be a file name.

@@ -108,7 +108,7 @@ def recover(
         paths: The run's files.
         rows: Its rows.
         read_all: Read the outputs whole and build the index again, however good it looks.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         InputError: Two rows have one key.

@@ -45,7 +45,7 @@ class RunOutputs:
 
     Args:
         paths: The run's files.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: An output is missing or cannot be opened.

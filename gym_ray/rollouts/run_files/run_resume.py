@@ -69,7 +69,7 @@ def resume_run(
             ``<stem>.run/damaged`` and go on, and read all of the outputs to find them; without it they end the start
             where they are met (D51).
         claim: Called with rows and state before this returns; what it raises ends the start.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         InputError: There is nothing to resume, the rows are not those of the run, or a line is no record: the message

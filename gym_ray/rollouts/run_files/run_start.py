@@ -125,7 +125,7 @@ def begin_run(
         options: How it becomes rows.
         claim: Called with the expanded rows before anything of an earlier run changes; what it raises ends the start.
         captures: Where model calls are captured; noted in the manifest, so that whoever joins again need not be told.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         InputError: A row cannot be used, or the run's files would be those of another output; nothing of an earlier run

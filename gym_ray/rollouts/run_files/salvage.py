@@ -36,7 +36,7 @@ def replace_lines(paths: RunPaths, file: OutputFile, lines: Iterable[bytes], *, 
         paths: The run's files.
         file: Which output.
         lines: All its lines without line feeds; read to the end before anything changes.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
 
     Raises:
         StorageError: It cannot be written; the old output is as it was.

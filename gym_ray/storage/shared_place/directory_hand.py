@@ -34,7 +34,7 @@ class DirectoryHand:
         root: The directory, an absolute path.
         run: What this examination is called; part of a file name.
         me: This node's number.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(self, root: str, run: str, me: int, calls: PlaceCalls | None = None) -> None:

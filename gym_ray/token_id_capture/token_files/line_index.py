@@ -139,7 +139,7 @@ class LineIndex:
         """Take in what stands between the index's end and ``size``.
 
         Args:
-            calls: The seam to the operating system.
+            calls: How the operating system is called.
             fd: The file.
             size: Its size.
             found: Gets the records themselves, if wanted.
@@ -169,7 +169,7 @@ class LineIndex:
         """Repair the end of the file: cut off a torn last line (B68), or add the line feed to one that is whole (W16).
 
         Args:
-            calls: The seam to the operating system.
+            calls: How the operating system is called.
             fd: The file, scanned to its end, under the rollout's lock.
             path: Its path, for the log.
 

@@ -35,7 +35,7 @@ class RolloutFolder:
 
     Args:
         root: The directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(self, root: Path, calls: FileCalls) -> None:

@@ -28,7 +28,7 @@ class RolloutLocks:
 
     Args:
         root: The directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         timeout_s: How long to wait for another holder, whose disk may never answer.
     """
 

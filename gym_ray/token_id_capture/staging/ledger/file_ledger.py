@@ -54,7 +54,7 @@ class FileCaptureLedger:
 
     Args:
         root: The directory, which is created with its parents; its files are for their owner only.
-        calls: The seam to the operating system; None takes what suits the file system.
+        calls: How the operating system is called; None takes what suits the file system.
         close_timeout_s: How long :meth:`close` waits for rows that are being written.
 
     Raises:

@@ -114,7 +114,7 @@ class LedgerAppends(LineFiles):
 
     Args:
         root: Existing directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         removal: Knows which rollouts are retired.
         cache: Knows what was read of them.
     """

@@ -42,7 +42,7 @@ class LedgerRemoval:
 
     Args:
         root: The directory.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
     """
 
     def __init__(self, root: Path, calls: FileCalls) -> None:
