@@ -17,6 +17,7 @@ from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, sh
 __all__ = ["checked", "checked_kind", "mistake_at"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_ENV = "env"
 _WORDS = {
     **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
@@ -92,8 +93,9 @@ def _worded(
     if kind == "missing":
         return mistake_at(document, where, "required, but not set", f"give a value: ++{dotted(where)}=…")
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    shown = f"{show(detail['input'], where, document.secrets)} is not accepted"
-    return mistake_at(document, where, shown, _WORDS.get(kind, message))
+    hidden = _ENV in where[:-1]  # any variable may be a credential, whatever its name
+    shown = "the value (not shown)" if hidden else show(detail["input"], where, document.secrets)
+    return mistake_at(document, where, f"{shown} is not accepted", _WORDS.get(kind, message))
 
 
 def _keys(location: Sequence[str | int], value: Any, *, missing: bool) -> KeyPath:

@@ -20,7 +20,7 @@ from gym_ray.settings.document import Document
 from gym_ray.settings.fields import FrozenModel, Name
 from gym_ray.settings.overrides import COMMAND_LINE, Action, Override, apply_overrides, deep_merge, parse_override
 from gym_ray.settings.plain_yaml import plain
-from gym_ray.settings.problems import combine, did_you_mean
+from gym_ray.settings.problems import KeyPath, combine, did_you_mean
 from gym_ray.settings.yaml_files import Layer, dump_yaml, read_yaml
 from gym_ray.submission.benchmark_names import name_problem, same_in_any_case
 from gym_ray.submission.checking import checked, checked_kind, mistake_at
@@ -253,12 +253,24 @@ def _checked_document(path: str, document: Document) -> Submission:
     name, compute = next(iter(computes.items()))
     found = Submission(path, services, name, compute, driver, job, otel.enabled, document)
     problems = [*_driver_mistakes(found), *_env_mistakes(found)]
+    problems += [mistake_at(document, path, "holds a NUL character", "remove it") for path in _with_nul(tree, ())]
     if not Path(job.output_path).is_absolute():
         remedy = "give an absolute path of a directory that every node has"
         problems.append(mistake_at(document, ("job", "output_path"), "is not an absolute path", remedy))
     if problems:
         raise combine(problems)
     return found
+
+
+def _with_nul(value: Any, path: KeyPath) -> list[KeyPath]:
+    """Return where text has a character that no path, program or environment can have; a run's settings may have it."""
+    if isinstance(value, str):
+        return [path] if "\0" in value else []
+    if isinstance(value, Mapping):
+        inner = [_with_nul(child, (*path, key)) for key, child in value.items() if key != "run"]
+    else:
+        inner = [_with_nul(child, (*path, n)) for n, child in enumerate(value)] if isinstance(value, list) else []
+    return [found for each in inner for found in each]
 
 
 def _driver_mistakes(submission: Submission) -> list[SettingsError]:

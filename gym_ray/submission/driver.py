@@ -37,6 +37,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ROUND_S = 0.2
 _STOP_CHECK_S = 1.0
 _OUTPUT_PATIENCE_S = 1.0
+_CANNOT_START = (OSError, ValueError)
+"""The second for words that no program can be given, such as one with a NUL character."""
 _NOT_REQUIRED = "+require_complete=false"
 _DIRECTORY_VARIABLE = "GYM_RAY_BENCHMARK_DIR"
 """What tells the programs of a benchmark where its directory is."""
@@ -110,7 +112,7 @@ class Driver:
         words = _evaluation(self._directory) if own is None else _words(own)
         try:
             status = self._follow(words, "running")
-        except OSError as error:
+        except _CANNOT_START as error:
             return failed(f"{name} cannot be started: {error}")
         artifacts, output = (self._directory / OUTPUT).parent, self._directory / OUTPUT
         ending = ending_of(
@@ -128,7 +130,7 @@ class Driver:
         """Run what prepares; return an ending unless the evaluation may begin."""
         try:
             status = self._follow(words, "preparing")
-        except OSError as error:
+        except _CANNOT_START as error:
             return failed(f"prepare cannot be started: {error}")
         if self._stopping.reason:
             return stopped(f"{self._stopping.reason}, while it prepared")
@@ -141,7 +143,7 @@ class Driver:
         """Run a program to its end and return its exit status.
 
         Raises:
-            OSError: It cannot be started.
+            OSError, ValueError: It cannot be started.
         """
         self._status = replace(self._status, state=state)
         self._publish()

@@ -29,7 +29,7 @@ from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.submission.arguments import ARGUMENTS, BenchmarkArguments, read_arguments
 from gym_ray.submission.benchmark_names import JOB_RECORD, RESOLVED_CONFIG, name_problem
 from gym_ray.submission.planning import CAPTURES, BenchmarkPlan, SubmitPlan
-from gym_ray.submission.statuses import BenchmarkStatus, read_status, write_status
+from gym_ray.submission.statuses import BenchmarkStatus, is_unix_time, read_status, write_status
 
 __all__ = ["BenchmarkJob", "JobFiles", "JobRecord", "read_job", "write_job"]
 
@@ -37,6 +37,7 @@ JOB = "job.json"
 STOP = "stop-requested"
 DRIVER_LOG = "logs/driver.log"
 _READABLE = 0o644
+SUBMISSION_STATES = ("planned", "submitted", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +182,11 @@ def write_job(plan: SubmitPlan, *, created_at: float) -> JobFiles:
     calls = file_calls_for(directory)
     try:
         make_directory(calls, directory.parent)
-        directory.mkdir()
+        _begin(directory)
         sync_directory(calls, str(directory.parent))
         _put(directory / RESOLVED_CONFIG, plan.submission.resolved(redact=False).encode(), OWNER_ONLY)
         for benchmark in plan.benchmarks:
             _write_benchmark(benchmark, directory.name, created_at)
-    except FileExistsError as error:
-        raise StorageExistsError(f"{directory}: exists already; a job begins in a directory of its own") from error
     except StorageError:
         raise
     except OSError as error:
@@ -196,6 +195,13 @@ def write_job(plan: SubmitPlan, *, created_at: float) -> JobFiles:
     record = JobRecord(directory.name, created_at, __version__, jobs)
     _put(directory / JOB_RECORD, _json(asdict(record)), _READABLE)  # last: its presence says that the rest is there
     return JobFiles(directory, record)
+
+
+def _begin(directory: Path) -> None:
+    try:
+        directory.mkdir()
+    except FileExistsError as error:
+        raise StorageExistsError(f"{directory}: exists already; a job begins in a directory of its own") from error
 
 
 def _write_benchmark(plan: BenchmarkPlan, job_id: str, created_at: float) -> None:
@@ -240,11 +246,13 @@ def _record_of(value: Mapping[str, Any] | None, path: Path) -> JobRecord:
         raise StorageError(f"{path}: is damaged: no JSON object")
     try:
         jobs = tuple(_job_of(dict(job)) for job in value["benchmarks"])
-        record = JobRecord(str(value["id"]), float(value["created_at"]), str(value["version"]), jobs)
+        record = JobRecord(_text(value, "id"), value["created_at"], _text(value, "version"), jobs)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{path}: is damaged: {error}: not what is written when a job is submitted") from error
-    if not jobs:
-        raise StorageError(f"{path}: is damaged: it names no benchmark")
+    if not jobs or len({job.name for job in jobs}) < len(jobs):
+        raise StorageError(f"{path}: is damaged: it names no benchmark, or one twice")
+    if not is_unix_time(record.created_at):
+        raise StorageError(f"{path}: is damaged: created_at is no time")
     return record
 
 
@@ -254,13 +262,19 @@ def _job_of(value: Mapping[str, Any]) -> BenchmarkJob:
     Raises:
         KeyError, TypeError, ValueError: It is none.
     """
-    name, state, message = value["name"], value["state"], value["message"]
-    if not isinstance(name, str) or name_problem(name):
-        raise ValueError(f"{name!r} is no benchmark")
+    name, state = _text(value, "name"), _text(value, "state")
+    if name_problem(name) or state not in SUBMISSION_STATES:
+        raise ValueError(f"{name!r}, which is {state!r}, is no benchmark")
     for key in ("submission_id", "address"):
         if not isinstance(value[key], str | None):
             raise TypeError(f"{key} of {name}")
-    return BenchmarkJob(name, value["submission_id"], value["address"], str(state), str(message))
+    return BenchmarkJob(name, value["submission_id"], value["address"], state, _text(value, "message"))
+
+
+def _text(value: Mapping[str, Any], key: str) -> str:
+    if not isinstance(value[key], str):
+        raise TypeError(f"{key} is no text")
+    return str(value[key])
 
 
 def _json(value: Any) -> bytes:

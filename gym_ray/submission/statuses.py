@@ -19,7 +19,7 @@ from gym_ray.storage.durable_files import replace_file
 from gym_ray.storage.local_calls import file_calls_for
 from gym_ray.submission.job_states import ENDED_STATES, STATES, BenchmarkState
 
-__all__ = ["HEARTBEAT_S", "SILENT_AFTER_S", "BenchmarkStatus", "read_status", "write_status"]
+__all__ = ["HEARTBEAT_S", "SILENT_AFTER_S", "BenchmarkStatus", "is_unix_time", "read_status", "write_status"]
 
 HEARTBEAT_S = 5.0
 """How often a driver renews its status."""
@@ -28,6 +28,7 @@ SILENT_AFTER_S = 30.0
 """A driver that said nothing for so long is taken to be gone; file systems that show changes late are allowed for."""
 
 STATUS = "status.json"
+_YEAR_9999_S = 253_370_764_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,13 @@ def _status_of(value: Mapping[str, Any], path: Path) -> BenchmarkStatus:
     return BenchmarkStatus(**{name: value[name] for name in _FIELDS})
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+def _is_time(value: Any) -> bool:
+    return value is None or is_unix_time(value)
+
+
+def is_unix_time(value: Any) -> bool:
+    """Return whether a value of a file is a time in seconds that a calendar has."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _YEAR_9999_S
 
 
 def _is_int(value: Any) -> bool:
@@ -147,9 +153,9 @@ _FIELDS = {
     "state": lambda value: value in STATES,
     "exit_code": lambda value: value is None or _is_int(value),
     "message": lambda value: isinstance(value, str),
-    "started_at": _is_number,
-    "ended_at": _is_number,
-    "heartbeat_at": _is_number,
+    "started_at": _is_time,
+    "ended_at": _is_time,
+    "heartbeat_at": _is_time,
     "host": lambda value: isinstance(value, str),
     "pid": _is_int,
 }

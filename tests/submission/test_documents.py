@@ -70,6 +70,13 @@ def driver(**benchmarks: Any) -> dict[str, Any]:
             document(driver={"benchmarks": {"a": {}}, "env": {"KEY": _KEY}}),
             ["driver.env.KEY", "should begin with lit:, host: or runtime:"],
         ),
+        (
+            document(driver={"benchmarks": {"a": {}}, "env": {"PLAIN": _KEY}}),
+            ["driver.env.PLAIN: the value (not shown) is not accepted; should begin with lit:"],
+        ),
+        (driver(a={"command": ["x", "y\0"]}), ["driver.benchmarks.a.command.1: holds a NUL character"]),
+        (document(job={"output_path": "/a\0b"}), ["job.output_path: holds a NUL character"]),
+        (document(driver={"benchmarks": {"a": {}}, "env": {"A": "lit:\0"}}), ["driver.env.A: holds a NUL character"]),
         (document(driver={"benchmarks": {"a": {}}, "env": {"A-B": "lit:x"}}), ["driver.env.A-B: cannot be a variable"]),
         (document(job={"output_path": "/${nope}"}), ["job.output_path", "${nope} is not set"]),
         (document(job={"output_path": "???"}), ["job.output_path: is ??? (not set)"]),

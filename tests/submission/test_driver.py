@@ -236,9 +236,13 @@ def test_an_evaluation_is_judged_by_what_it_left(
 def test_a_program_that_cannot_be_started_is_an_infrastructure_failure(
     tmp_path: Path, start: Callable[..., Run]
 ) -> None:
-    code, status = start(job_of(tmp_path, {"command": ["/nonexistent/program"]})).end()
-    assert (code, status.state) == (1, "failed")
-    assert "cannot be started" in status.message
+    job = job_of(tmp_path, {"command": ["/nonexistent/program"]})
+    arguments = job.benchmark("b") / "arguments.json"
+    for words in ("/nonexistent/program", "/nonexistent/pro\\u0000gram"):
+        arguments.write_text(arguments.read_text().replace("/nonexistent/program", words))
+        code, status = start(job).end()
+        assert (code, status.state) == (1, "failed")
+        assert "cannot be started" in status.message
 
 
 def test_an_evaluation_that_cannot_be_run_is_told(tmp_path: Path, start: Callable[..., Run]) -> None:

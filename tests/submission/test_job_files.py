@@ -16,6 +16,7 @@ from gym_ray.submission.planning import SubmitPlan, plan_submit
 from gym_ray.submission.statuses import BenchmarkStatus, read_status, write_status
 
 _KEY = "a-very-secret-key"
+_ONE = '{"name": "a", "submission_id": null, "address": null, "state": "planned", "message": ""}'
 
 
 @pytest.fixture
@@ -77,6 +78,12 @@ def test_a_job_never_takes_over_a_directory(plan: SubmitPlan, job: JobFiles) -> 
     assert read_job(job.directory).record.created_at == 5.0
 
 
+def test_a_place_that_is_no_directory_is_not_taken_for_a_job(plan: SubmitPlan, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"gym-job-Y: the job directory cannot be written: .*File exists: .*/file'"):
+        write_job(replace(plan, job_dir=tmp_path / "file" / "gym-job-Y"), created_at=1.0)
+
+
 def test_a_benchmark_that_is_queued_again_goes_on(job: JobFiles) -> None:
     job.request_stop("b")
     job.record_status("b", BenchmarkStatus("stopped", 130))
@@ -98,6 +105,15 @@ def test_a_benchmark_that_is_queued_again_goes_on(job: JobFiles) -> None:
         ('{"id": "x", "created_at": 1, "version": "1", "benchmarks": [{"name": "../x"}]}', "is damaged"),
         ('{"id": "x", "created_at": "soon", "version": "1", "benchmarks": []}', "is damaged"),
         ('{"id": "x", "created_at": 1, "version": "1", "benchmarks": [3]}', "is damaged"),
+        (f'{{"id": "x", "created_at": 1, "version": "1", "benchmarks": [{_ONE}, {_ONE}]}}', "or one twice"),
+        (f'{{"id": "x", "created_at": 1e300, "version": "1", "benchmarks": [{_ONE}]}}', "created_at is no time"),
+        (f'{{"id": "x", "created_at": NaN, "version": "1", "benchmarks": [{_ONE}]}}', "created_at is no time"),
+        (f'{{"id": 1, "created_at": 1, "version": "1", "benchmarks": [{_ONE}]}}', "id is no text"),
+        (f'{{"id": "x", "created_at": 1, "version": null, "benchmarks": [{_ONE}]}}', "version is no text"),
+        (
+            f'{{"id": "x", "created_at": 1, "version": "1", "benchmarks": [{_ONE}]}}'.replace("planned", "fine"),
+            "'fine'",
+        ),
     ],
 )
 def test_a_damaged_record_is_told(job: JobFiles, text: str, told: str) -> None:
@@ -113,7 +129,9 @@ def test_no_job_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("state", "fine"), ("exit_code", "0"), ("heartbeat_at", True), ("pid", None)]
+    ("field", "value"),
+    [("state", "fine"), ("exit_code", "0"), ("heartbeat_at", True), ("pid", None)]
+    + [("heartbeat_at", value) for value in (-1, 1e300, float("inf"), float("nan"))],
 )
 def test_a_damaged_status_is_told(job: JobFiles, field: str, value: object) -> None:
     path = job.directory / "a/status.json"
