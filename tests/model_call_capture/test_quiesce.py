@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from gym_ray.model_call_capture import quiesce
-from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.open_log import is_living, list_logs, read_open_calls
 from gym_ray.model_call_capture.quiesce import (
     QUIESCE_PATH,
@@ -25,6 +24,7 @@ from gym_ray.model_call_capture.quiesce import (
 from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.storage.calls import FileCalls
+from gym_ray.testing.begun_calls import begun_call, leave_as_killed
 from gym_ray.testing.storage_faults import FaultyCalls
 
 
@@ -32,22 +32,6 @@ def started(root: Path, url: str = "http://s:1", **options: Any) -> CaptureWrite
     writer = CaptureWriter(root, server_name="s", url=url, **options)
     writer.start()
     return writer
-
-
-def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
-    exchange = writer.begin(rollout_id, "chat")
-    assert exchange is not None
-    exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
-    return exchange
-
-
-def die(writer: CaptureWriter) -> None:
-    """Leave a writer's log and registration behind as a killed process would."""
-    running = writer._running
-    assert running is not None
-    running.backend.open_log._closed = True
-    running.backend.open_log._calls.close(running.backend.open_log._fd)
 
 
 class Asked:
@@ -97,16 +81,16 @@ async def test_a_silent_writer_that_dies_while_it_is_looked_for_is_found(
     at: str,
     when: str,
 ) -> None:
-    begin(writer)
+    begun_call(writer)
     asked.deaf = True
     real: Callable[..., Any] = getattr(quiesce, at)
 
     def look(*arguments: Any) -> Any:
         if when == "before":
-            die(writer)
+            leave_as_killed(writer)
             return real(*arguments)
         found = real(*arguments)
-        die(writer)
+        leave_as_killed(writer)
         return found
 
     monkeypatch.setattr(quiesce, at, look)
@@ -118,9 +102,9 @@ async def test_a_silent_writer_that_dies_while_it_is_looked_for_is_found(
 async def test_the_dead_are_not_asked(
     tmp_path: Path, writer: CaptureWriter, asked: Asked, client: httpx.AsyncClient
 ) -> None:
-    lost = begin(writer)
+    lost = begun_call(writer)
     assert is_living(list_logs(tmp_path)[0])
-    die(writer)
+    leave_as_killed(writer)
     assert (await written(tmp_path, client)).lost_call_ids == (lost.call_id,)
     assert await forget(tmp_path, ["0-0"], client=client) == ()
     assert asked.count == 0
@@ -148,11 +132,11 @@ async def test_an_address_that_swallows_connections_costs_two_seconds(tmp_path: 
 async def test_a_call_begun_before_its_rollout_begins_anew_is_not_in_the_new_file(
     tmp_path: Path, writer: CaptureWriter, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    late, other = begin(writer), begin(writer, "0-1")
+    late, other = begun_call(writer), begun_call(writer, "0-1")
     assert await forget(tmp_path, ["0-0"], client=client) == ()
     clear_rollout(writer.store, "0-0")
     assert (await written(tmp_path, client)).complete, "nobody waits for it either"
-    new = begin(writer)
+    new = begun_call(writer)
     await asyncio.gather(writer.commit(late), writer.commit(new), writer.commit(other))
     assert [record["model_call_id"] for record in writer.store.read("0-0")] == [new.call_id]
     assert len(writer.store.read("0-1")) == 1
@@ -166,7 +150,7 @@ async def test_a_call_begun_before_its_rollout_begins_anew_is_not_in_the_new_fil
 async def test_a_late_record_joins_its_file_where_nobody_began_anew(
     tmp_path: Path, writer: CaptureWriter, client: httpx.AsyncClient
 ) -> None:
-    late = begin(writer)
+    late = begun_call(writer)
     assert await forget(tmp_path, ["0-0"], client=client, withdraw_open=False) == ()
     assert (await written(tmp_path, client)).open_call_ids == (late.call_id,)
     await writer.commit(late)
@@ -178,7 +162,7 @@ async def test_a_record_under_way_is_cleared_with_its_file(tmp_path: Path) -> No
     calls = FaultyCalls()
     writer = started(tmp_path, calls=calls)
     calls.sync_gate = threading.Event()
-    writing, queued = begin(writer), begin(writer)
+    writing, queued = begun_call(writer), begun_call(writer)
     commits = [asyncio.ensure_future(writer.commit(writing))]
     await asyncio.to_thread(calls.syncs_waiting.wait, 20)
     commits.append(asyncio.ensure_future(writer.commit(queued)))
@@ -187,7 +171,7 @@ async def test_a_record_under_way_is_cleared_with_its_file(tmp_path: Path) -> No
     clearing = asyncio.create_task(asyncio.to_thread(clear_rollout, writer.store, "0-0"))
     calls.sync_gate.set()
     await asyncio.gather(*commits, clearing)
-    new = begin(writer)
+    new = begun_call(writer)
     await writer.commit(new)
     assert [record["model_call_id"] for record in writer.store.read("0-0")] == [new.call_id]
     recorded = (await writer.quiesce(["0-0"], 0))["rollouts"]["0-0"]["recorded"]
@@ -198,11 +182,11 @@ async def test_a_record_under_way_is_cleared_with_its_file(tmp_path: Path) -> No
 async def test_a_crash_owes_nothing_to_a_rollout_that_began_anew(
     tmp_path: Path, writer: CaptureWriter, client: httpx.AsyncClient
 ) -> None:
-    begin(writer)
-    begin(writer, "10-0")
+    begun_call(writer)
+    begun_call(writer, "10-0")
     await forget(tmp_path, ["0-0"], client=client)
     assert list(read_open_calls(list_logs(tmp_path)[0].read_bytes()).values()) == ["10-0"]
-    die(writer)
+    leave_as_killed(writer)
     assert (await written(tmp_path, client)).complete
 
 
@@ -210,9 +194,9 @@ async def test_a_mark_of_an_earlier_attempt_is_dropped(tmp_path: Path) -> None:
     calls = FaultyCalls()
     writer = started(tmp_path, calls=calls, capture_timeout_s=0.05)
     calls.sync_gate = threading.Event()
-    late = begin(writer)
+    late = begun_call(writer)
     await writer.quiesce([], 0, ["0-0"])
-    new = begin(writer, "0-1")
+    new = begun_call(writer, "0-1")
     await asyncio.gather(writer.commit(late), writer.commit(new))
     assert (writer.counts.timed_out, writer.counts.withdrawn) == (1, 1)
     calls.sync_gate.set()
@@ -227,7 +211,7 @@ async def test_a_failed_record_of_an_earlier_attempt_marks_nothing(tmp_path: Pat
             raise OSError(5, "I/O error")
 
     writer = started(tmp_path)
-    late = begin(writer)
+    late = begun_call(writer)
     await writer.quiesce([], 0, ["0-0"])
     assert writer._running is not None
     writer._running.backend.files._calls = Failing()

@@ -14,23 +14,15 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from gym_ray.errors import CaptureError
-from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, WrittenCalls, forget, list_written_calls, quiesce_endpoint
 from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.testing.begun_calls import begun_call, leave_as_killed
 from gym_ray.testing.storage_faults import FaultyCalls, ForgetfulCalls, LocklessCalls
 from gym_ray.testing.waiting import until
 
 TOKEN = "run-token"
-
-
-def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
-    exchange = writer.begin(rollout_id, "chat")
-    assert exchange is not None
-    exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
-    return exchange
 
 
 def client_for(*writers: CaptureWriter, token: str | None = TOKEN) -> httpx.AsyncClient:
@@ -52,14 +44,6 @@ def started(root: Path, name: str, **options: Any) -> CaptureWriter:
     return writer
 
 
-def abandon(writer: CaptureWriter) -> None:
-    """Leave a writer's log and registration behind as a killed process would: the lock is gone, nothing is ended."""
-    running = writer._running
-    assert running is not None
-    running.backend.open_log._closed = True
-    running.backend.open_log._calls.close(running.backend.open_log._fd)
-
-
 async def test_commits_are_durable_at_a_power_cut(tmp_path: Path) -> None:
     calls = ForgetfulCalls()
     writer = CaptureWriter(tmp_path, server_name="s", calls=calls, threads=4)
@@ -68,7 +52,7 @@ async def test_commits_are_durable_at_a_power_cut(tmp_path: Path) -> None:
 
     async def rollout(number: int) -> None:
         for _ in range(10):
-            exchange = begin(writer, f"{number}-0")
+            exchange = begun_call(writer, f"{number}-0")
             await writer.commit(exchange)
             acknowledged.append((exchange.rollout_id, exchange.call_id))
             kept = calls.after_power_cut(tmp_path)[f"{number}-0.capture.jsonl"].decode()
@@ -82,7 +66,7 @@ async def test_commits_are_durable_at_a_power_cut(tmp_path: Path) -> None:
 
 
 async def test_a_commit_is_readable_at_once_by_others(writer: CaptureWriter) -> None:
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     ((_, found),), invalid = CaptureStore(writer.store.root).read_available("0-0")
     assert (found["model_call_id"], invalid) == (exchange.call_id, 0)
@@ -92,7 +76,7 @@ async def test_two_writers_on_one_rollout(tmp_path: Path) -> None:
     writers = [started(tmp_path, "a"), started(tmp_path, "b")]
 
     async def many(writer: CaptureWriter) -> list[str]:
-        exchanges = [begin(writer) for _ in range(100)]
+        exchanges = [begun_call(writer) for _ in range(100)]
         await asyncio.gather(*(writer.commit(exchange) for exchange in exchanges))
         return [exchange.call_id for exchange in exchanges]
 
@@ -114,7 +98,7 @@ async def test_two_writers_on_one_rollout(tmp_path: Path) -> None:
 
 
 async def test_quiesce_waits_for_open_calls(writer: CaptureWriter) -> None:
-    exchange, other = begin(writer), begin(writer, "0-1")
+    exchange, other = begun_call(writer), begun_call(writer, "0-1")
     waiting = asyncio.create_task(writer.quiesce(["0-0"], 20))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -130,7 +114,7 @@ async def test_quiesce_waits_for_open_calls(writer: CaptureWriter) -> None:
 async def test_a_wait_on_a_loop_that_ended_keeps_nobody_else_waiting(
     writer: CaptureWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exchange = begin(writer, "0-0")
+    exchange = begun_call(writer, "0-0")
     ended = asyncio.new_event_loop()
     await asyncio.to_thread(ended.close)
     writer._quiesce_waiters.add((ended, asyncio.Event()))
@@ -144,15 +128,15 @@ async def test_a_wait_on_a_loop_that_ended_keeps_nobody_else_waiting(
 
 
 async def test_forget_drops_the_list(writer: CaptureWriter) -> None:
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     assert len((await writer.quiesce(["0-0"], 0))["rollouts"]["0-0"]["recorded"]) == 1
     assert (await writer.quiesce(["0-0"], 0, forget=["0-0"]))["rollouts"]["0-0"]["recorded"] == []
 
 
 async def test_a_cleared_file_starts_a_new_list(writer: CaptureWriter) -> None:
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     writer.store.clear("0-0")
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     recorded = (await writer.quiesce(["0-0"], 0))["rollouts"]["0-0"]["recorded"]
     assert [call[0] for call in recorded] == [exchange.call_id]
@@ -162,7 +146,7 @@ async def test_a_mark_that_cannot_be_written_is_carried_and_retried(tmp_path: Pa
     calls = FaultyCalls(only=lambda path: ".capture." in path)
     writer = started(tmp_path, "s", calls=calls)
     calls.open_error = OSError(errno.EROFS, "read-only")
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     assert not writer.store.is_incomplete("0-0")
     async with client_for(writer) as client:
@@ -177,9 +161,9 @@ async def test_a_mark_that_cannot_be_written_is_carried_and_retried(tmp_path: Pa
 async def test_close_marks_what_is_still_open(tmp_path: Path, calls: FaultyCalls) -> None:
     writer = started(tmp_path, "s", calls=calls, capture_timeout_s=0.05)
     calls.sync_gate = threading.Event()
-    await writer.commit(begin(writer, "hung"))
-    begin(writer, "running")
-    await writer.commit(begin(writer, "hung-2"))
+    await writer.commit(begun_call(writer, "hung"))
+    begun_call(writer, "running")
+    await writer.commit(begun_call(writer, "hung-2"))
     await asyncio.to_thread(writer.close, 0.1)
     await until(lambda: all(writer.store.is_incomplete(name) for name in ("hung", "running", "hung-2")))
     late = writer.begin("late", "chat")
@@ -191,7 +175,7 @@ async def test_close_marks_what_is_still_open(tmp_path: Path, calls: FaultyCalls
 
 async def test_a_call_that_ends_after_the_close_is_marked(tmp_path: Path) -> None:
     writer = started(tmp_path, "s")
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await asyncio.to_thread(writer.close)
     CaptureStore(tmp_path).clear("0-0")
     await writer.commit(exchange)
@@ -200,13 +184,13 @@ async def test_a_call_that_ends_after_the_close_is_marked(tmp_path: Path) -> Non
 
 async def test_a_dead_servers_open_calls_are_adopted_by_its_successor(tmp_path: Path) -> None:
     dead, other = started(tmp_path, "s"), started(tmp_path, "s-2")
-    recorded = begin(dead, "recorded")
-    lost = begin(dead, "lost")
-    begin(other, "others")
+    recorded = begun_call(dead, "recorded")
+    lost = begun_call(dead, "lost")
+    begun_call(other, "others")
     store = CaptureStore(tmp_path)
     store.record("recorded", {"model_call_id": recorded.call_id})  # durable, but its end was not noted
-    abandon(dead)
-    abandon(other)
+    leave_as_killed(dead)
+    leave_as_killed(other)
     async with client_for() as client:
         written = await list_written_calls(tmp_path, ["lost", "recorded"], client=client, timeout_s=1)
     assert written["lost"] == WrittenCalls(lost_call_ids=(lost.call_id,))
@@ -227,18 +211,18 @@ async def test_a_dead_servers_open_calls_are_adopted_by_its_successor(tmp_path: 
 
 async def test_a_torn_record_of_a_dead_server_is_lost(tmp_path: Path) -> None:
     dead = started(tmp_path, "s")
-    exchange = begin(dead)
+    exchange = begun_call(dead)
     CaptureStore(tmp_path).path_for("0-0").write_bytes(b'{"model_call_id":"%s","dia' % exchange.call_id.encode())
-    abandon(dead)
+    leave_as_killed(dead)
     started(tmp_path, "s").close()
     assert CaptureStore(tmp_path).is_incomplete("0-0")
 
 
 async def test_a_rollout_that_begins_anew_owes_nothing_to_the_dead(tmp_path: Path) -> None:
     dead = started(tmp_path, "s")
-    begin(dead, "0-0")
-    begin(dead, "0-1")
-    abandon(dead)
+    begun_call(dead, "0-0")
+    begun_call(dead, "0-1")
+    leave_as_killed(dead)
     CaptureStore(tmp_path).mark_incomplete("0-0")
     clear_rollout(CaptureStore(tmp_path), "0-0")
     assert not CaptureStore(tmp_path).is_incomplete("0-0")
@@ -269,7 +253,7 @@ async def test_a_living_writer_that_does_not_answer_is_named(tmp_path: Path) -> 
 async def test_a_writer_without_a_url_tells_by_its_log(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path, server_name=None)
     writer.start()
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     async with client_for() as client:
         written = (await list_written_calls(tmp_path, ["0-0"], client=client, timeout_s=1))["0-0"]
         assert written.open_call_ids == (exchange.call_id,)

@@ -14,7 +14,6 @@ import pytest
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError
 from gym_ray.model_call_capture.backends import FileBackend
-from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.hosted.backend import HostedBackend
 from gym_ray.model_call_capture.hosted.channel import HostedRecord, Receipt
 from gym_ray.model_call_capture.hosted.files import HostedFiles
@@ -25,6 +24,7 @@ from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.testing.begun_calls import begun_call, leave_as_killed
 from gym_ray.testing.storage_faults import FaultyCalls
 from gym_ray.testing.waiting import until
 
@@ -88,21 +88,13 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
-    exchange = writer.begin(rollout_id, "chat")
-    assert exchange is not None
-    exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
-    return exchange
-
-
 def record(number: int, rollout_id: str = "0-0") -> HostedRecord:
     return HostedRecord(rollout_id, f"{number:032x}", b'{"model_call_id":"%032x"}\n' % number)
 
 
 async def test_a_record_is_in_its_file_when_its_answer_leaves(site: Site) -> None:
     writer = site.start()
-    first, second = begin(writer), begin(writer)
+    first, second = begun_call(writer), begun_call(writer)
     await writer.commit(first)
     await writer.commit(second)
     answer = await writer.quiesce(["0-0"], 0)
@@ -123,9 +115,9 @@ async def test_what_waits_goes_in_one_batch(site: Site) -> None:
     writer = site.start()
     gate = threading.Event()
     site.channel.before = lambda: gate.wait(30)
-    futures = [writer.submit(begin(writer, "0-0"))]
+    futures = [writer.submit(begun_call(writer, "0-0"))]
     await until(lambda: site.channel.batches == [1])
-    futures += [writer.submit(begin(writer, f"{number}-0")) for number in range(1, 16)]
+    futures += [writer.submit(begun_call(writer, f"{number}-0")) for number in range(1, 16)]
     gate.set()
     await asyncio.gather(*futures)
     assert sum(site.channel.batches) == 16
@@ -140,7 +132,7 @@ async def test_a_channel_that_fails_marks(site: Site) -> None:
         raise CaptureError("nobody there")
 
     site.channel.before = fail
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     await until(lambda: site.store.is_incomplete("0-0"))
     assert writer.counts.failed == 1
     await asyncio.to_thread(writer.close)
@@ -149,7 +141,7 @@ async def test_a_channel_that_fails_marks(site: Site) -> None:
 async def test_a_file_that_cannot_be_written_fails_its_own_records_only(site: Site) -> None:
     (site.root / "1-0.capture.jsonl").mkdir()
     writer = site.start()
-    futures = [writer.submit(begin(writer, rollout_id)) for rollout_id in ("0-0", "1-0", "2-0")]
+    futures = [writer.submit(begun_call(writer, rollout_id)) for rollout_id in ("0-0", "1-0", "2-0")]
     await asyncio.gather(*futures)
     assert (writer.counts.recorded, writer.counts.failed) == (2, 1)
     await until(lambda: site.store.is_incomplete("1-0"))
@@ -166,7 +158,7 @@ async def test_withdrawn_calls_reach_no_file_that_is_cleared_afterwards(site: Si
         gate.wait(30)
 
     site.channel.before = hold  # the batch is on its way, and the other end does not know of it yet
-    future = writer.submit(begin(writer))
+    future = writer.submit(begun_call(writer))
     await asyncio.to_thread(begun.wait, 30)
     await writer.quiesce([], 0, ["0-0"])
     gate.set()
@@ -239,16 +231,15 @@ def test_a_file_that_hangs_is_said_in_time(site: Site) -> None:
 
 async def test_the_next_server_marks_exactly_what_its_predecessor_lost(site: Site) -> None:
     writer = site.start()
-    kept = begin(writer, "0-0")
-    begin(writer, "1-0")
+    kept = begun_call(writer, "0-0")
+    begun_call(writer, "1-0")
     log = writer._running.backend.open_log  # type: ignore[union-attr]
     before = log.path.read_bytes()
     await writer.commit(kept)
     await until(lambda: kept.call_id not in log._open)
     with log._lock:
         log._calls.write_at(log._fd, before, 0)  # as if killed before the end was noted
-    log._closed = True
-    log._calls.close(log._fd)
+    leave_as_killed(writer)
     successor = site.start()
     assert site.store.is_incomplete("1-0")
     assert not site.store.is_incomplete("0-0")

@@ -13,11 +13,11 @@ import pytest
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError, StorageMissingError
-from gym_ray.model_call_capture.exchanges.exchange import Exchange
 from gym_ray.model_call_capture.hosted.stores import HostedStores, RemoteStore
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name
 from gym_ray.model_call_capture.writer import CaptureWriter
+from gym_ray.testing.begun_calls import begun_call
 from gym_ray.testing.waiting import until
 
 
@@ -58,14 +58,6 @@ def start(channel: Channel, local_dir: Path) -> CaptureWriter:
     return writer
 
 
-def begin(writer: CaptureWriter) -> Exchange:
-    exchange = writer.begin("0-0", "chat")
-    assert exchange is not None
-    exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
-    return exchange
-
-
 def test_a_store_behind_a_channel_keeps_the_contract(channel: Channel) -> None:
     store, own = RemoteStore(channel, own=False), RemoteStore(channel, own=True)
     assert store.exclusive
@@ -96,7 +88,7 @@ def test_nothing_else_can_be_called(channel: Channel, method: str) -> None:
 
 async def test_many_records_are_one_call(channel: Channel, tmp_path: Path) -> None:
     writer = await asyncio.to_thread(start, channel, tmp_path)
-    await asyncio.gather(*[writer.submit(begin(writer)) for _ in range(40)])
+    await asyncio.gather(*[writer.submit(begun_call(writer)) for _ in range(40)])
     assert channel.calls.count("create") <= 4
     await asyncio.to_thread(writer.close)
     assert len(channel.records()) == 40
@@ -112,7 +104,7 @@ async def test_a_lost_answer_is_no_second_record(channel: Channel, tmp_path: Pat
             raise CaptureError("the writer's process ended")
 
     channel.after = lose
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     assert len(lost) == 1
     assert (writer.counts.recorded, writer.counts.failed) == (1, 0)
@@ -128,7 +120,7 @@ async def test_a_channel_that_is_gone_marks_once_it_is_back(channel: Channel, tm
 
     stores, channel.after = channel.stores, gone
     channel.stores = type("Nobody", (), {"call_store": lambda *_: None})()  # type: ignore[assignment]
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     answer = await writer.quiesce(["0-0"], 0)
     assert answer["rollouts"]["0-0"]["incomplete"]
     channel.stores, channel.after = stores, lambda _method, _arguments: None

@@ -21,6 +21,7 @@ from gym_ray.model_call_capture.segments.reading_cleared import Cleared, write_c
 from gym_ray.model_call_capture.segments.writing import publish_once
 from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.storage.opening import open_store
+from gym_ray.testing.begun_calls import begun_call, leave_as_killed
 from gym_ray.testing.lagging_store import LaggingStore
 from gym_ray.testing.waiting import until
 from gym_ray.testing.watched_store import WatchedStore
@@ -66,22 +67,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def begin(writer: CaptureWriter, rollout_id: str = "0-0") -> Exchange:
-    exchange = writer.begin(rollout_id, "chat")
-    assert exchange is not None
-    exchange.status, exchange.complete = 200, True
-    exchange.request, exchange.response = [b"{}"], [b'{"choices":[{"index":0}]}']
-    return exchange
-
-
-def abandon(writer: CaptureWriter) -> None:
-    """Leave a writer behind as a killed process would."""
-    assert writer._running is not None
-    log = writer._running.backend.open_log
-    log._closed = True
-    log._calls.close(log._fd)
-
-
 async def as_if_not_ended(log: OpenLog, before: bytes, *exchanges: Exchange) -> None:
     """Leave the log as it was before the ends of calls were noted, as a kill right after their records would."""
     ids = {exchange.call_id for exchange in exchanges}
@@ -99,7 +84,7 @@ def refuse_creates(place: Place, error: Exception | None = None) -> None:
 
 async def test_a_record_is_in_a_segment_when_its_answer_leaves(place: Place) -> None:
     writer = place.start()
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     assert place.recorded() == {exchange.call_id: "0-0"}
     answer = await writer.quiesce(["0-0", "0-1"], 0)
@@ -133,7 +118,7 @@ async def test_many_calls_share_few_puts(place: Place) -> None:
     async def client(number: int) -> None:
         nonlocal answered
         for _ in range(8):
-            await writer.commit(begin(writer, f"{number}-0"))
+            await writer.commit(begun_call(writer, f"{number}-0"))
             answered += 1
 
     gate = threading.Semaphore(0)
@@ -153,7 +138,7 @@ async def test_many_calls_share_few_puts(place: Place) -> None:
 
 async def test_close_publishes_what_waits(place: Place) -> None:
     writer = place.start()
-    futures = [writer.submit(begin(writer, f"{number}-0")) for number in range(20)]
+    futures = [writer.submit(begun_call(writer, f"{number}-0")) for number in range(20)]
     await asyncio.to_thread(writer.close)
     await asyncio.gather(*futures)
     assert len(place.recorded()) == 20
@@ -163,7 +148,7 @@ async def test_a_failing_store_marks_and_the_mark_is_kept_until_it_can_be_writte
     writer = place.start()
     refuse_creates(place)
     place.store.before["publish"] = place.store.before["create"]
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     answer = await writer.quiesce(["0-0"], 0)
     assert answer["rollouts"]["0-0"] == {"open": [], "recorded": [], "incomplete": True}
@@ -179,7 +164,7 @@ async def test_a_writer_that_could_not_mark_stays_registered_for_its_successor(p
     writer = place.start()
     refuse_creates(place)
     place.store.before["publish"] = place.store.before["create"]
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     await asyncio.to_thread(writer.close, 2.0)
     assert len(place.own.list("writers/")) == len(place.logs) == 1
     place.store.before.clear()
@@ -198,7 +183,7 @@ async def test_a_failure_that_passes_loses_nothing(place: Place) -> None:
             raise error
 
     place.store.before["create"] = fail_once
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     assert set(place.recorded()) == {exchange.call_id}
     assert not place.marked()
@@ -214,7 +199,7 @@ async def test_a_lost_reply_is_success(place: Place) -> None:
             raise error
 
     place.store.after["create"] = lose_once
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     answer = await writer.quiesce(["0-0"], 0)
     assert len(answer["rollouts"]["0-0"]["recorded"]) == 1
@@ -245,7 +230,7 @@ async def test_a_store_that_hangs_releases_the_answer_and_marks(place: Place) ->
     writer = place.start(capture_timeout_s=0.05)
     gate = threading.Event()
     place.store.before["create"] = lambda _: gate.wait(30)
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     await writer.commit(exchange)
     assert writer.counts.timed_out == 1
     assert place.recorded() == {}
@@ -264,7 +249,7 @@ async def test_what_is_withdrawn_is_in_no_segment_after_the_last_that_is_told(pl
         gate.wait(30)
 
     place.store.before["create"] = hold
-    sent, waits, other = begin(writer), begin(writer), begin(writer, "1-0")
+    sent, waits, other = begun_call(writer), begun_call(writer), begun_call(writer, "1-0")
     futures = [writer.submit(sent)]
     await asyncio.to_thread(entered.wait, 30)
     futures += [writer.submit(waits), writer.submit(other)]
@@ -272,7 +257,7 @@ async def test_what_is_withdrawn_is_in_no_segment_after_the_last_that_is_told(pl
     assert answer["last_segment"] == 1
     gate.set()
     await asyncio.gather(*futures)
-    late = begin(writer)
+    late = begun_call(writer)
     await writer.commit(late)
     await asyncio.to_thread(writer.close)
     by_segment = {}
@@ -286,12 +271,12 @@ async def test_what_is_withdrawn_is_in_no_segment_after_the_last_that_is_told(pl
 
 async def test_the_next_server_marks_exactly_what_its_predecessor_lost(place: Place) -> None:
     writer = place.start()
-    kept, lost = begin(writer, "0-0"), begin(writer, "1-0")
+    kept, lost = begun_call(writer, "0-0"), begun_call(writer, "1-0")
     log = writer._running.backend.open_log  # type: ignore[union-attr]
     before = log.path.read_bytes()
     await writer.commit(kept)
     await as_if_not_ended(log, before, kept)
-    abandon(writer)
+    leave_as_killed(writer)
     stranger = place.start("other")
     assert not place.marked("1-0")
     await asyncio.to_thread(stranger.close)
@@ -307,12 +292,12 @@ async def test_the_next_server_marks_exactly_what_its_predecessor_lost(place: Pl
 async def test_late_listings_lose_no_call_of_a_predecessor(place: Place) -> None:
     writer = place.start()
     log = writer._running.backend.open_log  # type: ignore[union-attr]
-    exchanges = [begin(writer, f"{number}-0") for number in range(4)]
+    exchanges = [begun_call(writer, f"{number}-0") for number in range(4)]
     before = log.path.read_bytes()
     for exchange in exchanges:
         await writer.commit(exchange)
     await as_if_not_ended(log, before, *exchanges)
-    abandon(writer)
+    leave_as_killed(writer)
     lagging = LaggingStore(place.store, lag=100)
     assert lagging.list("segments/") == []
     successor = place.start(store=lagging)
@@ -323,11 +308,11 @@ async def test_late_listings_lose_no_call_of_a_predecessor(place: Place) -> None
 async def test_a_damaged_segment_of_a_predecessor_counts_as_lost(place: Place) -> None:
     writer = place.start()
     log = writer._running.backend.open_log  # type: ignore[union-attr]
-    exchange = begin(writer)
+    exchange = begun_call(writer)
     before = log.path.read_bytes()
     await writer.commit(exchange)
     await as_if_not_ended(log, before, exchange)
-    abandon(writer)
+    leave_as_killed(writer)
     name = segment_name(writer.writer_id, 1)
     place.store.publish(name, place.store.read(name)[:-1])
     successor = place.start()
@@ -338,8 +323,8 @@ async def test_a_damaged_segment_of_a_predecessor_counts_as_lost(place: Place) -
 async def test_what_a_predecessor_owed_to_an_attempt_that_is_over_marks_nothing(place: Place) -> None:
     writer = place.start()
     for rollout_id in ("0-0", "1-0", "2-0"):
-        begin(writer, rollout_id)
-    abandon(writer)
+        begun_call(writer, rollout_id)
+    leave_as_killed(writer)
     write_cleared(place.own, "0-0", Cleared({writer.writer_id: None}, 1.0))
     write_cleared(place.own, "1-0", Cleared({writer.writer_id: 7}, 1.0))  # it may have begun after that
     successor = place.start()
@@ -349,7 +334,7 @@ async def test_what_a_predecessor_owed_to_an_attempt_that_is_over_marks_nothing(
 
 async def test_a_living_server_of_the_same_name_is_left_alone(place: Place) -> None:
     first = place.start()
-    exchange = begin(first)
+    exchange = begun_call(first)
     second = place.start()
     assert not place.marked()
     assert len(place.own.list("writers/")) == 2
@@ -370,14 +355,14 @@ def test_a_store_that_cannot_be_written_is_refused_at_the_start(place: Place) ->
 
 async def test_a_name_that_begins_with_a_dot_is_no_hidden_name(place: Place) -> None:
     writer = place.start(".policy")
-    await writer.commit(begin(writer))
+    await writer.commit(begun_call(writer))
     assert len(place.recorded()) == 1
     await asyncio.to_thread(writer.close)
 
 
 async def test_records_of_any_size_are_kept(place: Place) -> None:
     writer = place.start()
-    exchanges = [begin(writer, f"{number}-0") for number in range(3)]
+    exchanges = [begun_call(writer, f"{number}-0") for number in range(3)]
     for exchange in exchanges:
         exchange.request = [b'{"text":"' + b"x" * 5_000_000 + b'"}']
     futures = [writer.submit(exchange) for exchange in exchanges]
