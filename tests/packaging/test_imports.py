@@ -6,6 +6,7 @@ editable install, as the working directory of a Ray job, and as a wheel plus suc
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,25 @@ pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 IMPORT = "import gym_ray.actors.cluster as c; print(c.__file__)"
+DRIVEN = """
+import json, pathlib, sys
+sys.modules["ray"] = None  # neither planning nor the driver may need it
+from gym_ray.submission.documents import read_submission
+from gym_ray.submission.job_files import write_job
+from gym_ray.submission.planning import plan_submit
+
+here = pathlib.Path(sys.argv[1])
+code = "import gym_ray.settings.assets as a; print(sorted(path.name for path in a.ASSETS_ROOT.iterdir()))"
+command = [sys.executable, "-c", code]
+whole = {
+    "compute": {"c": {"type": "ray"}},
+    "driver": {"benchmarks": {"b": {"command": command}}},
+    "job": {"output_path": str(here)},
+}
+(here / "submit.yaml").write_text(json.dumps(whole))
+plan = plan_submit(read_submission(here / "submit.yaml"), here / "gym-job-x")
+print(write_job(plan, created_at=1.0).benchmark("b"))
+"""
 RAY_IMPORT = """
 import ray, sys
 working_dir = sys.argv[1]
@@ -133,6 +153,14 @@ def test_the_wheel_holds_every_module_and_asset(wheel: Path) -> None:
     assert expected - names == set()
     assert not [name for name in names if name.startswith(("actors/", "tests/", "examples/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_a_job_is_planned_and_driven_from_a_wheel(clean: CleanEnvironment, tmp_path: Path) -> None:
+    directory = Path(run(clean.python, "-c", DRIVEN, tmp_path, cwd=clean.elsewhere))
+    printed = run(clean.python, "-m", "gym_ray.submission.driver", directory, cwd=clean.elsewhere)
+    assert "resources_servers" in printed, "what runs find settings of servers in is there"
+    assert printed.splitlines()[-1] == "[driver] complete"
+    assert json.loads((directory / "status.json").read_text())["state"] == "complete"
 
 
 def test_all_four_ways_to_ship_it(clean: CleanEnvironment, wheel: Path, checkout: Path) -> None:
