@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gym_ray.actors.metrics import Publisher, add
+from gym_ray.actors.publisher import Publisher, add
 from gym_ray.rollouts.row_states.failure_classes import FAILURE_CLASS_CODES
 from gym_ray.rollouts.run_standing import RunStanding
 

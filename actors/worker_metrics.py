@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gym_ray.actors.metrics import Publisher, add
+from gym_ray.actors.publisher import Publisher, add
 from gym_ray.token_id_capture.staging import AsyncRolloutTokenCapture
 
 __all__ = ["WorkerMetricsPublisher"]
-
-_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class WorkerMetricsPublisher(Publisher[_Counts]):
     """Publishes the failures of a worker's capture by class, and its orphans (C330, C331)."""
 
     def __init__(self, capture: AsyncRolloutTokenCapture, server_name: str) -> None:
-        super().__init__(server_name, _INTERVAL_S)
+        super().__init__(server_name)
         self._capture, self._published = capture, _Counts({}, 0)
         self._failures = self.counter("worker_capture_failures", "Calls that a worker did not stage.", "kind")
         self._orphans = self.counter("worker_orphans", "Calls that were staged after they were given up.")

@@ -60,13 +60,13 @@ class Registry:
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Published]:
     import gym_ray.actors
-    from gym_ray.actors import metrics
+    from gym_ray.actors import publisher
 
     for module in pkgutil.iter_modules(gym_ray.actors.__path__):
         importlib.import_module(f"gym_ray.actors.{module.name}")
     registry = Registry()
     for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(metrics, kind, registry.kind(kind))
+        monkeypatch.setattr(publisher, kind, registry.kind(kind))
     given = {
         "MetricsPublisher": CaptureTelemetry(),
         "TokenMetricsPublisher": TokenCapture(PlainTokenSink(), None),
@@ -74,7 +74,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Published]:
         "WorkerMetricsPublisher": AsyncRolloutTokenCapture(RolloutTokenCapture(MemoryStaging(), lambda: 1)),
         "RunMetricsPublisher": RunStanding,
     }
-    classes = {cls.__name__: cls for cls in metrics.Publisher.__subclasses__()}
+    classes = {cls.__name__: cls for cls in publisher.Publisher.__subclasses__()}
     assert classes.keys() == given.keys(), "a publisher is not looked at here"
     for name, cls in classes.items():
         cls(given[name], "name")  # type: ignore[arg-type]

@@ -78,11 +78,12 @@ class Noted:
 
 async def test_what_token_capture_counts_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from gym_ray.actors import metrics
+    from gym_ray.actors import publisher as publishing
 
     told = Counter[tuple[str, ...]]()
     monkeypatch.setattr(Noted, "told", told)
     for name in ("Counter", "Gauge"):
-        monkeypatch.setattr(metrics, name, Noted)
+        monkeypatch.setattr(publishing, name, Noted)
     sink = PlainTokenSink()
     sink.failures["mark_incomplete"] = OSError("full")
     tokens = TokenCapture(sink, None)
@@ -113,10 +114,11 @@ async def test_what_token_capture_counts_is_published_once(monkeypatch: pytest.M
 
 def test_how_staged_calls_ended_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from gym_ray.actors import metrics
+    from gym_ray.actors import publisher as publishing
 
     told = Counter[tuple[str, ...]]()
     monkeypatch.setattr(Noted, "told", told)
-    monkeypatch.setattr(metrics, "Counter", Noted)
+    monkeypatch.setattr(publishing, "Counter", Noted)
     counts = StagedCallCounts()
     counts.ended("text", "committed")
     publisher = metrics.StagingMetricsPublisher(counts, "m")
@@ -134,11 +136,12 @@ def test_how_staged_calls_ended_is_published_once(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_what_a_worker_did_not_stage_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_ray.actors import metrics, worker_metrics
+    from gym_ray.actors import publisher as publishing
+    from gym_ray.actors import worker_metrics
 
     told = Counter[tuple[str, ...]]()
     monkeypatch.setattr(Noted, "told", told)
-    monkeypatch.setattr(metrics, "Counter", Noted)
+    monkeypatch.setattr(publishing, "Counter", Noted)
     capture = AsyncRolloutTokenCapture(RolloutTokenCapture(MemoryStaging(), lambda: 1))
     publisher = worker_metrics.WorkerMetricsPublisher(capture, "m")
     admission = CaptureAdmission(rollout_id="0-0", model_call_id="c", mode="text")

@@ -37,12 +37,13 @@ class Told:
 async def test_a_run_is_published_without_ids_and_each_event_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gym_ray.actors import metrics, run_metrics
+    from gym_ray.actors import publisher as publishing
+    from gym_ray.actors import run_metrics
 
     told: Counter[tuple[str, ...]] = Counter()
     monkeypatch.setattr(Told, "values", told)
-    monkeypatch.setattr(metrics, "Counter", Told)
-    monkeypatch.setattr(metrics, "Gauge", Told)
+    monkeypatch.setattr(publishing, "Counter", Told)
+    monkeypatch.setattr(publishing, "Gauge", Told)
     run = BegunRun(tmp_path, 6)
     script = by_task({"0": failing("judge_failed"), "1": failing("a text of a reply"), "2": hang, "3": hang})
     collection = run.collection(FakePort(run.outputs, script, capacity=6))
