@@ -1,4 +1,4 @@
-"""Command lines and what they say in the grammar of overrides, and names of files (D2, D124, D132, D133)."""
+"""Command lines and what they say in the grammar of overrides, and names of files (D2, D124, D132 to D134)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gym_ray.errors import SettingsError
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.settings import ASSETS_ROOT, server_config_paths
 from gym_ray.settings.overrides import parse_override
+from gym_ray.settings.yaml_files import dump_yaml
+from gym_ray.submission.documents import read_submission
 from gym_ray.submission.planning import final_run, run_tokens
 
 _USAGE = 2
@@ -108,6 +110,20 @@ def test_submit_run(case: dict[str, Any], departures: dict[str, Any]) -> None:
 
 
 test_submit_run.kinds = ("submit_run",)  # type: ignore[attr-defined]
+
+
+def test_scratch_guard(case: dict[str, Any], tmp_path: Path) -> None:
+    document = tmp_path / "submit.yaml"
+    benchmarks = {"driver": {"benchmarks": {"b": {"run": {}}}}}
+    document.write_text(dump_yaml({"compute": {"c": {"type": "ray"}}, "job": {"output_path": "/jobs"}, **benchmarks}))
+    if not case["accepted"]:
+        with pytest.raises(SettingsError, match="scratch keys can be changed, not added"):
+            read_submission(document, case["overrides"])
+        return
+    assert read_submission(document, case["overrides"]).driver.benchmarks["b"].run == {"limit": 1}
+
+
+test_scratch_guard.kinds = ("scratch_guard",)  # type: ignore[attr-defined]
 
 
 def values_at(tree: Any, path: tuple[str, ...]) -> Any:
