@@ -15,6 +15,8 @@ from collections.abc import Mapping
 
 import httpx
 
+from gym_ray.agents.spread_pools import SpreadTransport
+
 __all__ = ["RUN_TOKEN_HEADER", "RolloutCookies", "build_client", "post_once"]
 
 RUN_TOKEN_HEADER = "x-gym-ray-run-token"  # noqa: S105 - a header's name, not a secret
@@ -41,7 +43,7 @@ def build_client(*, max_connections: int = 1024) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[])),
         timeout=httpx.Timeout(connect=10.0, read=None, write=60.0, pool=None),
-        limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=256, keepalive_expiry=2.0),
+        transport=SpreadTransport(max_connections, keepalive_expiry_s=2.0),
         trust_env=False,
     )
 
