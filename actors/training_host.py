@@ -113,6 +113,8 @@ class TrainingHost(SharedSeats):
             return None
         taken = await step.take(most, wait_s, delivered)
         if taken.over:
+            # Before the last result leaves: a loop that is killed once it has all of them left nothing half finished.
+            await asyncio.to_thread(self._files.note_closed, number, "complete", {"failure": step.failure})
             self.finish(number, "complete")
         return taken
 
