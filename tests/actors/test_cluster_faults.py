@@ -1,7 +1,7 @@
-"""Runs over nodes and actors that die, agents that leave their processes behind, and a store that loses answers (D168).
+"""Runs over nodes and actors that die, over a cluster that dies as a whole, and into a store that loses answers (D168).
 
-What is asked here: a straggler that sleeps for ever and a worker that is killed are in ``test_every_fourth_fails``, an
-engine that hangs is in ``test_engine_failures``, and an environment that dies alone in ``test_killed_environment``.
+What goes wrong without a death is elsewhere: agents that sleep for ever and rows that kill their worker in
+``test_every_fourth_fails``, an engine that hangs in ``test_engine_failures``, leaks in ``test_lethal_agents``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gym_ray.model_call_capture import CaptureStore
-from gym_ray.rollouts.collection import CollectionSettings
-from gym_ray.rollouts.rows.input_rows import RowOptions
 from gym_ray.rollouts.run_paths import RunPaths
-from gym_ray.rollouts.session import RunPlan
 from gym_ray.testing.faulty_http import Fault, FaultyHttp, faulty_http
 from gym_ray.testing.numbered_upstream import numbered_upstream
 from gym_ray.testing.run_judge import RunJudge
@@ -36,7 +32,6 @@ HERE = Path(__file__).parent
 AGENTS, ROOT = HERE / "agents", HERE.parents[1]
 MARK = "GYM_RAY_TESTED_CLUSTER"
 PATIENCE_S = 180.0
-TOKEN = "token-of-the-run"
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)
 
@@ -179,60 +174,6 @@ def test_a_run_whose_driver_and_cluster_die_is_taken_up_on_a_new_cluster(
     last = judge.look(whole=True)
     assert last.done == set(range(rows)), last
     assert last.unrecorded == standing.unrecorded, "what the new cluster ran has its records"
-
-
-# Agents that leave their process.
-
-FATES = ["leaves a child", "is refused memory", "", "dies of its leak", ""]
-
-
-@contextmanager
-def lethal_run(directory: Path, settings: Any, diary: Path) -> Iterator[Any]:
-    from gym_ray.actors.collecting import collecting
-    from gym_ray.actors.collector import CollectionPlan
-    from gym_ray.actors.servers import start_servers
-
-    rows = [{"fate": fate, "gate": str(directory / "gate"), "late": str(directory / "late")} for fate in FATES]
-    write_rows(directory / "rows.jsonl", "lethal_agent", diary, rows)
-    limits = CollectionSettings(num_samples_in_parallel=1, run_timeout_s=120)  # or a leak takes others with it
-    paths = RunPaths.of(directory / "records.jsonl")
-    plan = RunPlan(paths, directory / "rows.jsonl", RowOptions(), limits, settings.capture_location)
-    servers = start_servers(settings, run_token=TOKEN, cache_dir=directory)
-    try:
-        with collecting(settings, CollectionPlan(plan, 16), servers.directory, run_token=TOKEN) as running:
-            yield running
-    finally:
-        servers.stop()
-
-
-def test_what_a_dead_agent_still_asks_is_in_no_other_attempt_and_a_leak_ends_its_own_rollout_alone(
-    ray_cluster: None, tmp_path: Path, write_settings: Callable[..., Any], serve: Callable[[Any], str]
-) -> None:
-    from gym_ray.actors.calls import get
-
-    asked: dict[str, str] = {}
-    upstream = serve(numbered_upstream(0.0, answered=asked))
-    settings = write_settings(settings_text(upstream, "lethal_agent", "1"), "++num_rollout_workers=1")
-    paths, diary = RunPaths.of(tmp_path / "records.jsonl"), tmp_path / "diary.jsonl"
-    with lethal_run(tmp_path, settings, diary) as running:
-        get(running.collector.run.remote(), 300)
-    judge = RunJudge(paths, settings.capture_dir, diary, rows=len(FATES), asked=asked)
-    standing = judge.look()
-    assert standing.done == {0, 2, 4}, standing
-    failed = {
-        record["ng_model_call_capture"]["rollout_id"]: (record["_ng_failure_class"], record["_ng_failure_type"])
-        for record in records(paths.failures)
-    }
-    lost = ("worker_lost", "ProcessLost")
-    assert failed == {"0-0": lost, "1-0": ("agent_run_error", "MemoryError"), "3-0": lost, "3-0-a1": lost}
-    late = {entry["id"] for entry in records(tmp_path / "late")}
-    assert late, "the child never asked"
-    by_id = {record["ng_model_call_capture"]["rollout_id"]: record for record in records(paths.output)}
-    again = by_id["0-0-a1"]
-    assert [call["response_id"] for call in again["ng_model_call_capture"]["calls"]] == again["answers"]
-    calls, _ = CaptureStore(settings.capture_dir).read_available("0-0-a1")
-    assert {call["response"]["id"] for _, call in calls} == set(again["answers"])
-    assert not late & set(again["answers"])
 
 
 # A store that loses answers and takes its time.

@@ -41,7 +41,7 @@ from gym_ray.testing.serving import served
 AGENT = Path(__file__).parents[1] / "agents" / "judged_agent.py"
 TOKEN = "token-of-the-run"
 PATIENCE_S = 90.0
-AT_ONCE, ROWS_OF_A_ROUND, LATENCY_S = 6, 36, 0.08
+AT_ONCE, ROWS_OF_A_ROUND, LATENCY_S = 6, 30, 0.08
 FAST = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
