@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -183,20 +184,21 @@ class CaptureWriter:
         Returns:
             ``{"writer_id", "server_name", "rollouts": {id: {"open": [call id], "recorded": [[call id, file, offset,
             length]], "incomplete": bool}}}``; ``incomplete`` tells of a mark that may not be on disk yet. A writer of
-            segments adds ``"last_segment"``, the highest number given out: what was withdrawn is in none above it.
+            segments adds ``"last_segment"``, the highest number given out, and ``"withdrawn"``, the forgotten rollouts
+            that had open calls: their records are in no segment above that number.
 
         Raises:
             RolloutIdError: An id cannot be a rollout id.
             CaptureError: It cannot be promised that withdrawn calls are not recorded.
         """
         running = self._require_running()
-        withdrawn: list[str] = []
+        withdrawn: dict[str, list[str]] = {}
         for rollout_id in forget:
             self._index.forget(rollout_id)
-            if withdraw_open:
-                withdrawn += self._withdraw(rollout_id)
+            if withdraw_open and (call_ids := self._withdraw(rollout_id)):
+                withdrawn[rollout_id] = call_ids
         if withdrawn:
-            await asyncio.to_thread(running.backend.withdraw, withdrawn)
+            await asyncio.to_thread(running.backend.withdraw, list(chain.from_iterable(withdrawn.values())))
         rollout_ids = [check_rollout_id(rollout_id) for rollout_id in rollout_ids]
         await self._wait_until_closed(rollout_ids, timeout_s)
         pending = running.marks.pending()
@@ -210,7 +212,7 @@ class CaptureWriter:
             }
         answer = {"writer_id": self.writer_id, "server_name": self.server_name, "rollouts": rollouts}
         last = running.backend.last_segment()
-        return answer if last is None else answer | {"last_segment": last}
+        return answer if last is None else answer | {"last_segment": last, "withdrawn": list(withdrawn)}
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Finish what was handed over, mark what cannot be finished, take the writer out of the registry.

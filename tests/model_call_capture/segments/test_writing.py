@@ -8,15 +8,21 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError
 from gym_ray.model_call_capture.exchanges.exchange import Exchange
+from gym_ray.model_call_capture.lines import parse_lines
 from gym_ray.model_call_capture.local_adoption import local_logs
 from gym_ray.model_call_capture.open_log import OpenLog, list_logs
+from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
 from gym_ray.model_call_capture.registry import parse_writer
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
 from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, own_place, segment_name, segments_of
+from gym_ray.model_call_capture.segments.reading import SegmentCaptures
 from gym_ray.model_call_capture.segments.reading_cleared import Cleared, write_cleared
 from gym_ray.model_call_capture.segments.writing import publish_once
 from gym_ray.model_call_capture.writer import CaptureWriter
@@ -94,7 +100,7 @@ async def test_a_record_is_in_a_segment_when_its_answer_leaves(place: Place) -> 
     assert (call_id, file, entry["open"], entry["incomplete"]) == (exchange.call_id, name, [], False)
     assert place.store.read_range(file, offset, length).endswith(b"}\n")
     assert exchange.call_id.encode() in place.store.read_range(file, offset, length)
-    assert answer["last_segment"] == 1
+    assert (answer["last_segment"], answer["withdrawn"]) == (1, ["0-0"])
     assert answer["rollouts"]["0-1"]["recorded"] == []
     await asyncio.to_thread(writer.close)
 
@@ -267,6 +273,35 @@ async def test_what_is_withdrawn_is_in_no_segment_after_the_last_that_is_told(pl
     assert by_segment[1] == {sent.call_id}  # it was on its way; whoever clears drops it by its number
     assert {other.call_id, late.call_id} == set().union(*(ids for seq, ids in by_segment.items() if seq > 1))
     assert writer.counts.withdrawn == 1
+
+
+async def test_a_call_on_its_way_when_its_rollout_begins_anew_is_no_call_of_the_new_attempt(place: Place) -> None:
+    writer, captures = place.start(), SegmentCaptures(place.store, place.own)
+    route = Route(QUIESCE_PATH, quiesce_endpoint(writer, "token"), methods=["POST"])
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(Starlette(routes=[route])))
+    await asyncio.to_thread(captures.clear, "9-9")  # the reader knows now which rollouts have records
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold(_: str) -> None:
+        entered.set()
+        gate.wait(30)
+
+    place.store.before["create"] = hold
+    sent = writer.submit(begun_call(writer))
+    await asyncio.to_thread(entered.wait, 30)
+    assert await captures.forget(["0-0"], client=client) == ()
+    await asyncio.to_thread(captures.clear, "0-0")
+    gate.set()
+    await sent
+    new = begun_call(writer)
+    await writer.commit(new)
+    for reader in (captures, SegmentCaptures(place.store, place.own)):
+        asked = (await reader.written_calls(["0-0"], client=client, timeout_s=0.0))["0-0"]
+        for calls in (asked, None):
+            found, unreadable = parse_lines(reader.snapshot("0-0", calls).data or b"")
+            assert ([exchange["model_call_id"] for _, exchange in found], unreadable) == ([new.call_id], 0)
+    await client.aclose()
+    await asyncio.to_thread(writer.close)
 
 
 async def test_the_next_server_marks_exactly_what_its_predecessor_lost(place: Place) -> None:
