@@ -108,8 +108,9 @@ class RunJudge:
         self._captures: dict[str, int] = {}  # answers that each rollout's capture was held against
 
     def diary(self) -> list[dict[str, Any]]:
-        """Return the entries of the diary so far."""
-        return [json.loads(line) for line in self._diary.read_bytes().splitlines()] if self._diary.exists() else []
+        """Return the entries of the diary so far; one that is being written at this moment may be seen in part."""
+        whole = self._diary.read_bytes().split(b"\n")[:-1] if self._diary.exists() else []
+        return [json.loads(line) for line in whole]
 
     def look(self, *, whole: bool = False) -> Standing:
         """Judge the run as it stands.
