@@ -35,6 +35,7 @@ class Desk:
     def __init__(self, directory: Path, head: JobHead, agent: Path, command: Typer) -> None:
         self.directory, self.head, self.output = directory, head, directory / "jobs"
         self._command = command
+        self._started: list[subprocess.Popen[str]] = []
         self.secret = "sk-" + secrets.token_hex(16)
         self._environ = {"RAY_API_SERVER_ADDRESS": head.url, "TEST_KEY": self.secret, "COLUMNS": "300"}
         settings = {"asking_agent": {"responses_api_agents": {"callable_agent": {"callable": f"{agent}:agent"}}}}
@@ -67,15 +68,28 @@ class Desk:
         return str(path)
 
     def start(self, *words: str | Path, **environ: str) -> subprocess.Popen[str]:
-        """Start a command in a process of its own."""
-        return subprocess.Popen(  # noqa: S603 - words of our own
-            [sys.executable, "-m", "gym_ray", *map(str, words)],
+        """Start a command in a process of its own, which :meth:`close` ends at the latest."""
+        return self.run_program(sys.executable, "-m", "gym_ray", *words, **environ)
+
+    def run_program(self, *words: str | Path, **environ: str) -> subprocess.Popen[str]:
+        """Start any program in the same way."""
+        process = subprocess.Popen(  # noqa: S603 - words of our own
+            [*map(str, words)],
             cwd=self.directory,
             env=self.head.environ() | self._environ | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what was started and still runs."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
     def here(self, *words: str | Path, code: int = 0) -> str:
         """Run a command in this process, and return its standard output."""

@@ -92,6 +92,11 @@ def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, tree: dict[str, Any
     assert _KEY not in text
 
 
+def test_a_run_may_have_any_text(tmp_path: Path) -> None:
+    stop = {"responses_create_params": {"stop": ["\0"]}}
+    assert read(tmp_path, driver(a={"run": stop})).driver.benchmarks["a"].run == stop
+
+
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     tree = document(compute={"c": {"type": "ray", "adress": "x"}}, job={"output_path": 3})
     with pytest.raises(SettingsError) as raised:

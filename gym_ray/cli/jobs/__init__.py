@@ -1,0 +1,1 @@
+"""The commands about jobs: submit, status, logs, stop; and what they share."""
