@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gym_ray.errors import CaptureError, ClusterError, SettingsError, StorageError
+from gym_ray.errors import CaptureError, SettingsError
 from gym_ray.testing.fake_upstream import FakeUpstream
 from gym_ray.testing.fake_vllm import END, FakeVllm, spelled
 from gym_ray.token_id_capture.token_table import token_arrays
@@ -197,8 +197,3 @@ def test_killed_joiners_and_hosts_lose_no_result(start: Callable[..., Any], tmp_
         json.loads(path.read_text())["state"] for path in sorted((tmp_path / "steps").glob("step-*.run/step.json"))
     ]
     assert states[1:] == ["interrupted", "complete"]
-
-
-def test_one_loop_at_a_time_writes_a_directory(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with start(), pytest.raises((StorageError, ClusterError), match="another collector"):
-        start()
