@@ -34,6 +34,8 @@ from gym_ray.storage.shared_place.short_check import (
 
 __all__ = ["check_place", "check_shared"]
 
+_REMEDY = "mount it on every node, see `gym-ray doctor`, or set model_call_capture_writer: hosted"
+
 
 class _ProbeHost:
     """Takes one node's steps, one after the other, in a process of that node."""
@@ -159,9 +161,6 @@ def check_shared(
                     raise ClusterError(f"{location} on {names[me]} is not the place that {others} sees; {_REMEDY}")
     finally:
         _clean(nodes, probed, run, timeout_s)
-
-
-_REMEDY = "mount it on every node, see `gym-ray doctor`, or set model_call_capture_writer: hosted"
 
 
 def _clean(nodes: Sequence[Node], places: Sequence[ProbedPlace], run: str, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from gym_ray.actors.calls import resources
 from gym_ray.agents.context import ServerUrls
 from gym_ray.errors import ClusterError
 
-__all__ = ["Seat", "expect_back", "first_line", "least_busy", "least_busy_there"]
+__all__ = ["Seat", "expect_back", "first_line", "least_busy_there"]
 
 _LOOK_S = 0.1
 
@@ -36,7 +36,7 @@ class Seat:
     comes_back: asyncio.Task[None] | None = None
 
 
-def least_busy(seats: Sequence[Seat], what: str) -> Seat:
+def _least_busy(seats: Sequence[Seat], what: str) -> Seat:
     """Return the living seat with the least in hand; one that still comes back only when there is no other.
 
     Raises:
@@ -49,12 +49,12 @@ def least_busy(seats: Sequence[Seat], what: str) -> Seat:
 
 
 async def least_busy_there(seats: Sequence[Seat], what: str) -> Seat:
-    """Return what :func:`least_busy` does, once its process answers.
+    """Return the living seat with the least in hand once its process answers; one that is there comes first.
 
     Raises:
         ClusterError: None is left; the message names ``what`` they were.
     """
-    while (seat := least_busy(seats, what)).comes_back is not None:
+    while (seat := _least_busy(seats, what)).comes_back is not None:
         await asyncio.shield(seat.comes_back)  # others wait for the same one
     return seat
 

@@ -35,7 +35,11 @@ INCOMPLETE = 2
 
 
 def collect(settings: RunSettings, plan: RunPlan, head: Head | None, *, verbose: bool) -> int:
-    """Start what is needed, collect, report; return the exit code."""
+    """Start what is needed, collect, report; return the exit code.
+
+    Raises:
+        GymRayError: Something could not be started, or ended the run; what had ended by then is stored.
+    """
     console = Console(stderr=True, highlight=False)
     secret = control_token(settings) if head is None else None
     print_warnings(console, collection_remarks(settings))

@@ -94,6 +94,9 @@ def one_adopter(root: Path, calls: FileCalls) -> Iterator[None]:
     """Servers that start together adopt one after the other.
 
     The logs themselves stay locked shared: a joiner that meets an exclusive lock would take its writer for alive.
+
+    Raises:
+        CaptureError: The lock cannot be made or taken.
     """
     path = root / OWN_DIRECTORY / "adopt.lock"
     try:

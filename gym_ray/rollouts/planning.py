@@ -14,7 +14,7 @@ from gym_ray.rollouts.session import RunPlan
 from gym_ray.rollouts.tokens.token_delivery import TokenPlan
 from gym_ray.settings import RunSettings
 
-__all__ = ["limits_of", "row_options", "run_plan"]
+__all__ = ["row_options", "run_plan"]
 
 
 def run_plan(
@@ -35,7 +35,7 @@ def run_plan(
         paths=paths,
         source=source.absolute(),
         options=row_options(settings),
-        settings=limits_of(settings),
+        settings=_limits_of(settings),
         captures=settings.capture_location,
         tokens=TokenPlan.of(settings),
         join=JoinOptions(
@@ -48,7 +48,7 @@ def run_plan(
     )
 
 
-def limits_of(settings: RunSettings) -> CollectionSettings:
+def _limits_of(settings: RunSettings) -> CollectionSettings:
     """Return how the settings want a run driven."""
     return CollectionSettings(
         num_samples_in_parallel=settings.num_samples_in_parallel,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gym_ray.errors import UnusableTokensError
 
-__all__ = ["TOKEN_TABLE_SCHEMA", "masked_table", "oldest_version", "token_arrays", "token_table", "with_masks"]
+__all__ = ["TOKEN_TABLE_SCHEMA", "masked_table", "token_arrays", "token_table", "with_masks"]
 
 _SPAN: Final = pa.struct([("version", pa.string()), ("start", pa.uint32()), ("end", pa.uint32())])
 TOKEN_TABLE_SCHEMA: Final = pa.schema(
@@ -111,7 +111,7 @@ def token_arrays(table: pa.Table, row: int) -> tuple[NDArray[np.uint32], NDArray
     return ids, mask, log_probs
 
 
-def oldest_version(row: Mapping[str, Any]) -> int | None:
+def _oldest_version(row: Mapping[str, Any]) -> int | None:
     """Return the smallest weight version of a row's sampled tokens, None unless all have one that is a number."""
     covered = np.zeros(len(row["token_ids"]), np.bool_)
     oldest: int | None = None
@@ -143,7 +143,7 @@ def _columns(row: Mapping[str, Any], reward: float | None) -> dict[str, Any]:
             "loss_mask": np.asarray(row["loss_mask"], np.uint8),
             "log_probs": _dense(row),
             "weight_spans": [{**span, "version": str(span["version"])} for span in row["weight_spans"]],
-            "oldest": oldest_version(row),
+            "oldest": _oldest_version(row),
             "reward": None if masked else reward,
             "masked": masked,
             "reasons": list(row["reasons"]),

@@ -16,7 +16,7 @@ from gym_ray.model_call_capture.segments.layout import (
 )
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["lost_calls_of", "recorded_call_ids"]
+__all__ = ["lost_calls_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ def lost_calls_of(store: SegmentStore, writer_id: str, open_calls: Mapping[str, 
         StorageError: A segment cannot be read.
     """
     lost: dict[str, list[str]] = {}
-    recorded = recorded_call_ids(store, writer_id)
+    recorded = _recorded_call_ids(store, writer_id)
     for call_id, rollout_id in open_calls.items():
         if call_id not in recorded:
             lost.setdefault(rollout_id, []).append(call_id)
     return lost
 
 
-def recorded_call_ids(store: SegmentStore, writer_id: str) -> set[str]:
+def _recorded_call_ids(store: SegmentStore, writer_id: str) -> set[str]:
     """Return the ids of all calls that are in a writer's segments; those of a damaged segment are not among them.
 
     Raises:

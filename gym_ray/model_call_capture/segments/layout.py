@@ -20,6 +20,7 @@ from gym_ray.errors import CaptureError
 
 __all__ = [
     "LARGEST_SEGMENT_BYTES",
+    "MARKS",
     "MOST_RECORDS",
     "SEGMENTS",
     "TRAILER_BYTES",
@@ -103,9 +104,13 @@ def dead_name(writer_id: str) -> str:
     return f"dead/{writer_id}.json"
 
 
-def cleared_name(unique: str) -> str:
-    """Return the name of a note that rollouts begin anew, in the store of :func:`own_place`."""
-    return f"cleared/{unique}.json"
+def cleared_name(rollout_id: str) -> str:
+    """Return the name of the note that a rollout begins anew, in the store of :func:`own_place`.
+
+    Raises:
+        RolloutIdError: The id cannot be a name here.
+    """
+    return f"cleared/{check_rollout_id(rollout_id)}.json"
 
 
 @dataclass(frozen=True, slots=True)

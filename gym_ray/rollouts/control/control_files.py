@@ -19,7 +19,7 @@ from gym_ray import exact_json
 from gym_ray.errors import StorageError
 from gym_ray.rollouts.run_paths import RunPaths
 
-__all__ = ["ACTIONS", "ControlPlaces", "DamagedRequest", "Request", "publish_small"]
+__all__ = ["ACTIONS", "MOST_BYTES", "ControlPlaces", "DamagedRequest", "Request", "new_request", "publish_small"]
 
 ACTIONS = ("pause", "resume", "drain", "cancel", "requeue")
 MOST_BYTES = 1024**2

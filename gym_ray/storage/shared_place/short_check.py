@@ -16,9 +16,9 @@ from gym_ray.storage.posix import OWNER_ONLY
 from gym_ray.storage.shared_place.place_calls import PlaceCalls
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["PROBE_PREFIX", "ProbedPlace", "create_place", "read_probe", "remove_probes", "write_probe"]
+__all__ = ["ProbedPlace", "create_place", "read_probe", "remove_probes", "write_probe"]
 
-PROBE_PREFIX = "gym-ray-probe"
+_PREFIX = "gym-ray-probe"
 _PAUSE_S = 0.02
 ProbedPlace = tuple[str, Mapping[str, object]]
 """An absolute path, or a URL and what fsspec is given for it."""
@@ -48,11 +48,11 @@ def _write(place: ProbedPlace, run: str, me: int) -> str:
     if where.startswith("/") and not Path(where).is_dir():
         return "there is no such directory"
     try:
-        with_store = _open(place)
+        store = _open(place)
         try:
-            with_store.publish(_name(run, me), _content(run, me))
+            store.publish(_name(run, me), _content(run, me))
         finally:
-            with_store.close()
+            store.close()
     except GymRayError as error:
         return str(error)
     return ""
@@ -117,7 +117,7 @@ def _open(place: ProbedPlace) -> SegmentStore:
 
 
 def _name(run: str, node: int) -> str:
-    return f"{PROBE_PREFIX}-{run}-{node}"
+    return f"{_PREFIX}-{run}-{node}"
 
 
 def _content(run: str, node: int) -> bytes:

@@ -15,9 +15,9 @@ from gym_ray.storage.shared_place.place_calls import PlaceCalls
 from gym_ray.storage.shared_place.watching import watch
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["STORE_PREFIX", "StoreHand"]
+__all__ = ["StoreHand"]
 
-STORE_PREFIX = "gym-ray-doctor"
+_PREFIX = "gym-ray-doctor"
 _BEFORE, _AFTER = b"before", b"after"
 _ROUNDS = 3
 _VALUE = bytes(16 * 1024)
@@ -149,7 +149,7 @@ class StoreHand:
 
     @property
     def _prefix(self) -> str:
-        return f"{STORE_PREFIX}/{self._run}/"
+        return f"{_PREFIX}/{self._run}/"
 
     def _name(self, what: str, node: int) -> str:
         return f"{self._prefix}{what.lower()}-{node}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-__all__ = ["PAUSE_S", "watch"]
+__all__ = ["watch"]
 
-PAUSE_S = 0.02
+_PAUSE_S = 0.02
 """Between two looks; a lag is known no more exactly than that."""
 
 
@@ -26,7 +26,7 @@ def watch(others: Iterable[int], is_seen: Callable[[int], bool], patience_s: flo
         found[other] = 0.0 if is_seen(other) else None
     waiting = [other for other in waiting if found[other] is None]
     while waiting and time.monotonic() - begun < patience_s:
-        time.sleep(PAUSE_S)
+        time.sleep(_PAUSE_S)
         for other in waiting:
             if is_seen(other):
                 found[other] = time.monotonic() - begun
