@@ -232,6 +232,8 @@ MANY_NODES: dict[str, Sequence[str]] = {
         f"{READING}test_what_a_silent_writer_writes_after_a_clear_is_left_out_and_said",
         f"{READING}test_records_older_than_the_attempt_are_not_its_own",
         f"{READING}test_what_was_withdrawn_may_still_come_and_is_dropped",
+        f"{SEGMENTS}/test_reading_cleared.py::test_what_is_not_known_to_be_of_now_is_left_out",
+        f"{SEGMENTS}/test_reading_cleared.py::test_a_damaged_note_is_an_error_and_never_no_note",
     ),
     "a writer for servers without the mount": (
         "actors/test_servers.py::test_servers_hand_their_records_to_one_hosted_writer",
@@ -473,6 +475,8 @@ BAD_INPUT: dict[str, Sequence[str]] = {
     ),
     "a job directory that the cluster does not see": (
         f"{DRIVER}test_a_directory_that_is_not_there_or_another_is_named",
+        "submission/test_landing.py::test_the_directory_of_another_job_or_benchmark_is_refused",
+        "submission/test_landing.py::test_storage_that_shows_other_bytes_than_were_written_is_refused",
         f"{STANDING}test_a_directory_that_is_not_shared_is_told_in_bounded_time",
     ),
     "a weight version that goes back": (
