@@ -69,7 +69,10 @@ def steerable_runs(place: Path) -> list[tuple[str, RunPaths]]:
     """
     runs = [(name, paths) for name, paths in begun_runs(place) if _has_status(paths) and not read_status(paths).over]
     if not runs:
-        raise RunNotFoundError(f"{place}: no run that can be asked anything: it is over, or was never under way")
+        raise RunNotFoundError(
+            f"{place}: no run that can be asked anything: it is over, or not under way yet; "
+            "gym-ray status tells what its files say"
+        )
     return runs
 
 
