@@ -98,7 +98,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert sorted(waiting) == [], "in a circle, or above one"
 
 
-@pytest.mark.parametrize("package", ["gym_ray.token_id_capture", "gym_ray.model_server"])
+@pytest.mark.parametrize("package", ["gym_ray.model_call_capture", "gym_ray.token_id_capture", "gym_ray.model_server"])
 def test_rooms_of_one_package_do_not_import_each_other(package: str) -> None:
     """They meet in the modules of the package itself."""
 

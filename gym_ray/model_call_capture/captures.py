@@ -14,13 +14,13 @@ import httpx
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError
+from gym_ray.model_call_capture.heard_writers import HeardWriters
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import WrittenCalls, forget, list_written_calls
+from gym_ray.model_call_capture.reading_clock import ReadingClock
 from gym_ray.model_call_capture.recovery import clear_rollout
 from gym_ray.model_call_capture.registry import OWN_DIRECTORY
 from gym_ray.model_call_capture.segments.reading import SegmentCaptures
-from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
-from gym_ray.model_call_capture.segments.reading_writers import SegmentWriters
 from gym_ray.model_call_capture.store import CAPTURE_SUFFIX, INCOMPLETE_SUFFIX, CaptureStore
 from gym_ray.storage.posix import OWNER_ONLY, PosixStore
 
@@ -126,7 +126,7 @@ class FileCaptures:
         self._store = CaptureStore(root)
         # Writers that hand their records to another process have no log here whose lock would tell whether they live.
         own = PosixStore(root / OWN_DIRECTORY, mode=OWNER_ONLY)
-        self._logless = SegmentWriters(own, clock or ReadingClock())
+        self._logless = HeardWriters(own, clock or ReadingClock())
 
     @property
     def place(self) -> str:

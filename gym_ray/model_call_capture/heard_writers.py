@@ -1,4 +1,4 @@
-"""Which writers of an object store live, where there are no locks to tell: those that answer.
+"""Which writers live, where no lock on this machine tells: those that answer.
 
 A writer that does not answer may be dead, or cut off with records of its own, so every join says so. After
 ``DEAD_AFTER_S`` of silence it is declared dead by an object that all readers see; attempts that began well after
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from gym_ray import exact_json
 from gym_ray.errors import CaptureError, StorageError, StorageExistsError, StorageMissingError
-from gym_ray.model_call_capture.registry import RegisteredWriter, parse_writer
-from gym_ray.model_call_capture.segments.layout import dead_name, writer_name
-from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
+from gym_ray.model_call_capture.reading_clock import ReadingClock
+from gym_ray.model_call_capture.registry import RegisteredWriter, dead_name, parse_writer, writer_name
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["DEAD_AFTER_S", "GRACE_S", "SegmentWriters", "WriterLook"]
+__all__ = ["DEAD_AFTER_S", "GRACE_S", "HeardWriters", "WriterLook"]
 
 DEAD_AFTER_S = 15.0
 """A writer that has been asked and silent for so long is declared dead."""
@@ -55,8 +54,8 @@ class WriterLook:
     changed: bool
 
 
-class SegmentWriters:
-    """The registered writers of one place; safe for any number of threads.
+class HeardWriters:
+    """The registered writers of an object store, or of a directory whose writers have no log there; thread-safe.
 
     Args:
         own: The store beside the captures.

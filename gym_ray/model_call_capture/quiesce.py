@@ -22,10 +22,10 @@ from starlette.responses import JSONResponse, Response
 from gym_ray import exact_json
 from gym_ray.errors import RolloutIdError, StorageError
 from gym_ray.model_call_capture.call_index import RecordedCall
+from gym_ray.model_call_capture.heard_writers import HeardWriters
 from gym_ray.model_call_capture.open_log import is_living, list_logs, living_open_calls, log_path
 from gym_ray.model_call_capture.recovery import lost_calls_of_dead_writers
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.segments.reading_writers import SegmentWriters
 from gym_ray.model_call_capture.store import CaptureStore
 from gym_ray.model_call_capture.writer import CaptureWriter
 
@@ -153,7 +153,7 @@ async def list_written_calls(
     *,
     client: httpx.AsyncClient,
     timeout_s: float,
-    logless: SegmentWriters | None = None,
+    logless: HeardWriters | None = None,
     begun_at: float | None = None,
 ) -> dict[str, WrittenCalls]:
     """Ask every writer of a capture directory about these rollouts, living ones over HTTP, dead ones by their logs.
@@ -195,7 +195,7 @@ async def forget(
     client: httpx.AsyncClient,
     timeout_s: float = 5.0,
     withdraw_open: bool = True,
-    logless: SegmentWriters | None = None,
+    logless: HeardWriters | None = None,
 ) -> tuple[str, ...]:
     """Tell the living writers that nobody will ask about these rollouts again, or that they begin anew.
 
@@ -238,7 +238,7 @@ def _may_live(root: Path, writer: RegisteredWriter) -> bool:
     return writer.open_log is None or is_living(log_path(root, writer.open_log))
 
 
-def _to_be_asked(writers: Sequence[RegisteredWriter], logless: SegmentWriters | None) -> list[RegisteredWriter]:
+def _to_be_asked(writers: Sequence[RegisteredWriter], logless: HeardWriters | None) -> list[RegisteredWriter]:
     """Leave out those without a log that were declared dead, but for now and then."""
     if logless is None:
         return list(writers)
@@ -248,7 +248,7 @@ def _to_be_asked(writers: Sequence[RegisteredWriter], logless: SegmentWriters | 
 def _silent_without_log(
     known: Sequence[RegisteredWriter],
     answers: list[tuple[RegisteredWriter, dict[str, Any] | None]],
-    logless: SegmentWriters | None,
+    logless: HeardWriters | None,
     begun_at: float | None,
 ) -> list[str]:
     """Return the writers without a log that gave no answer, and whose calls may be unknown for that."""

@@ -15,8 +15,11 @@ __all__ = [
     "OWN_DIRECTORY",
     "RegisteredWriter",
     "WriterRegistry",
+    "dead_name",
     "encode_writer",
+    "own_place",
     "parse_writer",
+    "writer_name",
     "writers_directory",
 ]
 
@@ -112,6 +115,24 @@ class WriterRegistry:
             except (StorageError, CaptureError):
                 unreadable.append(Path(name).stem)
         return writers, unreadable
+
+
+def own_place(where: str) -> str:
+    """Return the place of what servers and collectors keep beside the captures, given that of the captures.
+
+    It is a store of its own: the names in a store never begin with a dot, and its listings show none that do.
+    """
+    return f"{where.rstrip('/')}/{OWN_DIRECTORY}"
+
+
+def writer_name(writer_id: str) -> str:
+    """Return the name of a registered writer, in the store of :func:`own_place`."""
+    return f"writers/{writer_id}.json"
+
+
+def dead_name(writer_id: str) -> str:
+    """Return the name of what declares a writer dead, in the store of :func:`own_place`."""
+    return f"dead/{writer_id}.json"
 
 
 def encode_writer(writer: RegisteredWriter) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from gym_ray import exact_json
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError, StorageMissingError
-from gym_ray.model_call_capture.segments.layout import own_place
+from gym_ray.model_call_capture.registry import own_place
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from gym_ray import exact_json
-from gym_ray.model_call_capture.registry import RegisteredWriter, encode_writer
-from gym_ray.model_call_capture.segments.layout import encode_segment, mark_name, read_index, segment_name, writer_name
+from gym_ray.model_call_capture.registry import RegisteredWriter, encode_writer, writer_name
+from gym_ray.model_call_capture.segments.layout import encode_segment, mark_name, read_index, segment_name
 from gym_ray.storage.store import SegmentStore
 
 __all__ = ["ScriptedWriter", "WriterWorld"]

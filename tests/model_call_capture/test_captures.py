@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from gym_ray.model_call_capture.captures import FileCaptures
+from gym_ray.model_call_capture.heard_writers import DEAD_AFTER_S, GRACE_S
+from gym_ray.model_call_capture.reading_clock import ReadingClock
 from gym_ray.model_call_capture.registry import RegisteredWriter, WriterRegistry
-from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
-from gym_ray.model_call_capture.segments.reading_writers import DEAD_AFTER_S, GRACE_S
 
 WRITER = "s-1"
 

@@ -10,7 +10,7 @@ import pytest
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
-from gym_ray.model_call_capture.segments.layout import own_place
+from gym_ray.model_call_capture.registry import own_place
 from gym_ray.rollouts.capture_owner import CaptureOwner
 from gym_ray.rollouts.store_claim import WATCHED_S, StoreClaim
 from gym_ray.storage.opening import open_store

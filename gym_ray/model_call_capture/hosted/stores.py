@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import StorageError
-from gym_ray.model_call_capture.segments.layout import own_place
+from gym_ray.model_call_capture.registry import own_place
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 from gym_ray.storage.streams import StreamedValue

@@ -6,21 +6,14 @@ import logging
 from collections.abc import Mapping
 
 from gym_ray.errors import CaptureError, StorageMissingError
-from gym_ray.model_call_capture.segments.layout import (
-    NeedMore,
-    SegmentIndex,
-    parse_segment_name,
-    read_index,
-    segment_name,
-    segments_of,
-)
+from gym_ray.model_call_capture.segments.layout import parse_segment_name, segment_name, segments_of
+from gym_ray.model_call_capture.segments.reading_index import stored_index
 from gym_ray.storage.store import SegmentStore
 
 __all__ = ["lost_calls_of"]
 
 _log = logging.getLogger(__name__)
 
-_TAIL_BYTES = 64 * 1024
 _LOOK_AHEAD = 8
 """Numbers beyond the highest listed one that are asked for by name: listings may be late, and numbers unused."""
 
@@ -52,7 +45,7 @@ def _recorded_call_ids(store: SegmentStore, writer_id: str) -> set[str]:
     while seq < ends:
         seq += 1
         try:
-            index = _index_of(store, segment_name(writer_id, seq))
+            index = stored_index(store, segment_name(writer_id, seq))
         except StorageMissingError:
             continue
         except CaptureError as error:
@@ -61,13 +54,3 @@ def _recorded_call_ids(store: SegmentStore, writer_id: str) -> set[str]:
         found.update(record.call_id for record in index.records)
         ends = max(ends, seq + _LOOK_AHEAD)
     return found
-
-
-def _index_of(store: SegmentStore, name: str) -> SegmentIndex:
-    tail, size = store.read_tail(name, _TAIL_BYTES)
-    read = read_index(tail, size, name=name)
-    if isinstance(read, NeedMore):
-        tail, size = store.read_tail(name, read.length)
-        read = read_index(tail, size, name=name)
-    assert isinstance(read, SegmentIndex)  # a tail of 64 KiB holds the last line, and that says the rest
-    return read

@@ -14,17 +14,9 @@ from gym_ray.model_call_capture.backends import WriterIdentity
 from gym_ray.model_call_capture.batches import Batches
 from gym_ray.model_call_capture.local_adoption import adopt_local_logs, local_logs
 from gym_ray.model_call_capture.open_log import OpenLog
-from gym_ray.model_call_capture.registry import encode_writer
+from gym_ray.model_call_capture.registry import dead_name, encode_writer, own_place, writer_name
 from gym_ray.model_call_capture.segments.adoption import lost_calls_of
-from gym_ray.model_call_capture.segments.layout import (
-    LARGEST_SEGMENT_BYTES,
-    MOST_RECORDS,
-    dead_name,
-    mark_name,
-    own_place,
-    segment_name,
-    writer_name,
-)
+from gym_ray.model_call_capture.segments.layout import LARGEST_SEGMENT_BYTES, MOST_RECORDS, mark_name, segment_name
 from gym_ray.model_call_capture.segments.reading_cleared import read_cleared
 from gym_ray.model_call_capture.segments.writing import SegmentWriting
 from gym_ray.model_call_capture.ticket import Ticket

@@ -28,17 +28,14 @@ __all__ = [
     "SegmentIndex",
     "SegmentRecord",
     "cleared_name",
-    "dead_name",
     "decode_segment",
     "encode_segment",
     "mark_name",
-    "own_place",
     "parse_segment_name",
     "read_index",
     "record_problem",
     "segment_name",
     "segments_of",
-    "writer_name",
 ]
 
 SEGMENTS = "segments/"
@@ -52,19 +49,10 @@ MOST_RECORDS = 1024
 LARGEST_SEGMENT_BYTES = 8 * 1024**2
 """Bytes of a segment's records at most, unless it is one record."""
 
-_OWN = ".gym-ray"
 _KIND = "gym_ray_segment"
 _VERSION = 1
 _NAME = re.compile(r"segments/([^/]+)/([0-9]{8,})\.jsonl")
 _TRAILER = re.compile(rb"([0-9a-f]{13}) ([0-9a-f]{8}) ([0-9a-f]{8})\n")
-
-
-def own_place(where: str) -> str:
-    """Return the place of what servers and collectors keep beside the captures, given that of the captures.
-
-    It is a store of its own: the names in a store never begin with a dot, and its listings show none that do.
-    """
-    return f"{where.rstrip('/')}/{_OWN}"
 
 
 def segments_of(writer_id: str) -> str:
@@ -94,18 +82,8 @@ def mark_name(rollout_id: str) -> str:
     return f"{MARKS}{check_rollout_id(rollout_id)}.json"
 
 
-def writer_name(writer_id: str) -> str:
-    """Return the name of a registered writer, in the store of :func:`own_place`."""
-    return f"writers/{writer_id}.json"
-
-
-def dead_name(writer_id: str) -> str:
-    """Return the name of what declares a writer dead, in the store of :func:`own_place`."""
-    return f"dead/{writer_id}.json"
-
-
 def cleared_name(rollout_id: str) -> str:
-    """Return the name of the note that a rollout begins anew, in the store of :func:`own_place`.
+    """Return the name of the note that a rollout begins anew, in the store beside the captures.
 
     Raises:
         RolloutIdError: The id cannot be a name here.

@@ -19,14 +19,14 @@ from gym_ray import exact_json
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, StorageError, StorageMissingError
+from gym_ray.model_call_capture.heard_writers import GRACE_S, HeardWriters, WriterLook
 from gym_ray.model_call_capture.lines import CaptureSnapshot
 from gym_ray.model_call_capture.quiesce import FoundCalls, WrittenCalls, ask_writer
-from gym_ray.model_call_capture.registry import RegisteredWriter
-from gym_ray.model_call_capture.segments.layout import MARKS, mark_name, own_place, parse_segment_name, record_problem
+from gym_ray.model_call_capture.reading_clock import ReadingClock
+from gym_ray.model_call_capture.registry import RegisteredWriter, own_place
+from gym_ray.model_call_capture.segments.layout import MARKS, mark_name, parse_segment_name, record_problem
 from gym_ray.model_call_capture.segments.reading_cleared import Cleared, read_cleared, write_cleared
-from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
 from gym_ray.model_call_capture.segments.reading_index import FoundRecord, SegmentIndexes
-from gym_ray.model_call_capture.segments.reading_writers import GRACE_S, SegmentWriters, WriterLook
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore
 
@@ -50,7 +50,7 @@ class SegmentCaptures:
 
     def __init__(self, store: SegmentStore, own: SegmentStore, clock: ReadingClock | None = None) -> None:
         self._store, self._own, self._clock = store, own, clock or ReadingClock()
-        self._writers = SegmentWriters(own, self._clock)
+        self._writers = HeardWriters(own, self._clock)
         self._indexes = SegmentIndexes(store)
         self._lock = threading.Lock()
         self._used: set[str] | None = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gym_ray import exact_json
-from gym_ray.correlation import check_rollout_id
 from gym_ray.errors import CaptureError, StorageMissingError
 from gym_ray.model_call_capture.segments.layout import cleared_name
 from gym_ray.storage.store import SegmentStore
@@ -56,10 +55,11 @@ def read_cleared(own: SegmentStore, rollout_id: str) -> Cleared | None:
     """Return how a rollout was cleared last, None when it never was.
 
     Raises:
+        RolloutIdError: The id cannot be a name here.
         StorageError: It cannot be found out.
         CaptureError: The note is damaged; nobody can tell the records of two attempts apart.
     """
-    name = cleared_name(check_rollout_id(rollout_id))
+    name = cleared_name(rollout_id)
     try:
         said = exact_json.loads_object(own.read(name)) or {}
     except StorageMissingError:
@@ -82,4 +82,4 @@ def write_cleared(own: SegmentStore, rollout_id: str, cleared: Cleared) -> None:
         "silent": sorted(cleared.silent),
         "cleared_at": cleared.cleared_at,
     }
-    own.publish(cleared_name(check_rollout_id(rollout_id)), exact_json.dumps(note) + b"\n")
+    own.publish(cleared_name(rollout_id), exact_json.dumps(note) + b"\n")

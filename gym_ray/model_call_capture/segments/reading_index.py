@@ -25,7 +25,7 @@ from gym_ray.model_call_capture.segments.layout import (
 )
 from gym_ray.storage.store import SegmentStore
 
-__all__ = ["FoundRecord", "SegmentIndexes"]
+__all__ = ["FoundRecord", "SegmentIndexes", "stored_index"]
 
 _TAIL_BYTES = 128 * 1024
 _MOST_RECORDS = 200_000
@@ -165,7 +165,7 @@ class SegmentIndexes:
     def _add(self, written: _Written, writer_id: str, seq: int) -> None:
         name = segment_name(writer_id, seq)
         try:
-            index = self.index_of(name)
+            index = stored_index(self._store, name)
         except StorageMissingError:
             return  # a number that was given up
         except CaptureError as error:
@@ -176,25 +176,26 @@ class SegmentIndexes:
             written.records.setdefault(record.rollout_id, []).append(FoundRecord(writer_id, seq, record))
         written.count += len(index.records)
 
-    def index_of(self, name: str) -> SegmentIndex:
-        """Return the index of a segment.
-
-        Raises:
-            StorageMissingError: There is no such segment.
-            StorageError: It cannot be read.
-            CaptureError: It is damaged.
-        """
-        tail, size = self._store.read_tail(name, _TAIL_BYTES)
-        found = read_index(tail, size, name=name)
-        if isinstance(found, NeedMore):
-            tail, size = self._store.read_tail(name, found.length)
-            found = read_index(tail, size, name=name)
-        if isinstance(found, NeedMore):
-            raise CaptureError(f"{name}: damaged segment: its end changed while it was read")
-        return found
-
     def _shrink(self) -> None:
         held = sum(written.count for written in self._written.values())
         while held > self._most and len(self._written) > 1:
             _, dropped = self._written.popitem(last=False)
             held -= dropped.count
+
+
+def stored_index(store: SegmentStore, name: str) -> SegmentIndex:
+    """Return the index of a segment.
+
+    Raises:
+        StorageMissingError: There is no such segment.
+        StorageError: It cannot be read.
+        CaptureError: It is damaged.
+    """
+    tail, size = store.read_tail(name, _TAIL_BYTES)
+    found = read_index(tail, size, name=name)
+    if isinstance(found, NeedMore):
+        tail, size = store.read_tail(name, found.length)
+        found = read_index(tail, size, name=name)
+    if isinstance(found, NeedMore):
+        raise CaptureError(f"{name}: damaged segment: its end changed while it was read")
+    return found

@@ -12,12 +12,12 @@ from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, StorageError
 from gym_ray.model_call_capture.findings import CaptureVerification, Findings
 from gym_ray.model_call_capture.records import build_record
+from gym_ray.model_call_capture.registry import OWN_DIRECTORY, own_place
 from gym_ray.model_call_capture.segments.layout import (
     MARKS,
     SEGMENTS,
     SegmentRecord,
     decode_segment,
-    own_place,
     parse_segment_name,
 )
 from gym_ray.storage.opening import open_store
@@ -142,4 +142,4 @@ class _Verifier:
             writer_id = PurePosixPath(name).stem
             what = f"model server {writer_id} was declared dead: calls that it had open may be lost"
             remedy = "start a server of that name on the same node, which marks the rollouts of lost calls"
-            self._findings.add("warning", "dead_writer", Path(f".gym-ray/{name}"), what, remedy)
+            self._findings.add("warning", "dead_writer", Path(OWN_DIRECTORY) / name, what, remedy)

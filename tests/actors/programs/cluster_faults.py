@@ -27,7 +27,7 @@ from gym_ray.actors.cluster import working_nodes
 from gym_ray.actors.collecting import RunningCollection, collecting
 from gym_ray.actors.collector import CollectionPlan
 from gym_ray.actors.servers import RunningServers, start_servers
-from gym_ray.model_call_capture.segments.reading_writers import DEAD_AFTER_S, GRACE_S
+from gym_ray.model_call_capture.heard_writers import DEAD_AFTER_S, GRACE_S
 from gym_ray.rollouts.collection import CollectionSettings
 from gym_ray.rollouts.control.client import send
 from gym_ray.rollouts.rows.input_rows import RowOptions

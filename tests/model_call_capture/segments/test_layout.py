@@ -5,22 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_ray.errors import CaptureError, RolloutIdError
+from gym_ray.model_call_capture.registry import dead_name, own_place, writer_name
 from gym_ray.model_call_capture.segments.layout import (
     TRAILER_BYTES,
     NeedMore,
     SegmentIndex,
     cleared_name,
-    dead_name,
     decode_segment,
     encode_segment,
     mark_name,
-    own_place,
     parse_segment_name,
     read_index,
     record_problem,
     segment_name,
     segments_of,
-    writer_name,
 )
 
 RECORDS = [("0-0", "a" * 32, b'{"n":1}\n'), ("0-1", "b" * 32, b'{"n":"\xc3\xa4"}\n'), ("0-0", "c" * 32, b"{}\n")]

@@ -10,9 +10,10 @@ import pytest
 
 from gym_ray.model_call_capture.lines import parse_lines
 from gym_ray.model_call_capture.quiesce import WrittenCalls
-from gym_ray.model_call_capture.segments.layout import cleared_name, dead_name, own_place
+from gym_ray.model_call_capture.reading_clock import ReadingClock
+from gym_ray.model_call_capture.registry import dead_name, own_place
+from gym_ray.model_call_capture.segments.layout import cleared_name
 from gym_ray.model_call_capture.segments.reading import SegmentCaptures
-from gym_ray.model_call_capture.segments.reading_clock import ReadingClock
 from gym_ray.model_call_capture.segments.reading_index import SegmentIndexes
 from gym_ray.storage.opening import open_store
 from gym_ray.storage.store import SegmentStore

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from gym_ray.capture_location import CaptureLocation
 from gym_ray.cli.app import app
-from gym_ray.model_call_capture.segments.layout import dead_name, own_place
+from gym_ray.model_call_capture.registry import dead_name, own_place
 from gym_ray.model_call_capture.segments.verification import verify_segments
 from gym_ray.storage.opening import open_store
 from gym_ray.testing.segment_writers import WriterWorld

@@ -19,9 +19,9 @@ from gym_ray.model_call_capture.lines import parse_lines
 from gym_ray.model_call_capture.local_adoption import local_logs
 from gym_ray.model_call_capture.open_log import OpenLog, list_logs
 from gym_ray.model_call_capture.quiesce import QUIESCE_PATH, quiesce_endpoint
-from gym_ray.model_call_capture.registry import parse_writer
+from gym_ray.model_call_capture.registry import own_place, parse_writer
 from gym_ray.model_call_capture.segments.backend import SegmentBackend
-from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, own_place, segment_name, segments_of
+from gym_ray.model_call_capture.segments.layout import decode_segment, mark_name, segment_name, segments_of
 from gym_ray.model_call_capture.segments.reading import SegmentCaptures
 from gym_ray.model_call_capture.segments.reading_cleared import Cleared, write_cleared
 from gym_ray.model_call_capture.segments.writing import publish_once
