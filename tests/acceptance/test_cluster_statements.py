@@ -31,6 +31,7 @@ SUBMIT, STANDING, CLUSTER = (
 )
 JOBS, SERVER = "actors/test_jobs.py::", "actors/test_job_server.py::"
 LOOP, FEED = "actors/test_rollout_collector.py::", "actors/test_training_feed.py::"
+ROOM = "actors/test_rollout_collector_room.py::"
 TRAINING, TABLES = f"{ROLLOUTS}/training", "token_id_capture/test_token_table.py::"
 STEP, BOARD = f"{TRAINING}/test_step.py::", f"{TRAINING}/test_step_board.py::"
 STEP_FILES, RESULTS = f"{TRAINING}/test_step_files.py::", f"{TRAINING}/test_results.py::"
@@ -146,7 +147,10 @@ JOBS_OF_EVALUATIONS: dict[str, Sequence[str]] = {
 }
 
 TRAINING_LOOPS: dict[str, Sequence[str]] = {
-    "it connects in the caller's Ray, and neither begins nor ends it": (WHOLE_LOOP,),
+    "it connects in the caller's Ray, and neither begins nor ends it": (
+        WHOLE_LOOP,
+        f"{ROOM}test_a_closed_collector_says_so_and_leaves_the_trainers_ray_alone",
+    ),
     "collect is synchronous and asynchronous": (WHOLE_LOOP, DECIDED),
     "records and token rows arrive as they finish": (
         LOST_PARTS,
@@ -156,7 +160,10 @@ TRAINING_LOOPS: dict[str, Sequence[str]] = {
     "what is in flight and what waits in bytes hold starts back": (
         f"{STEP}test_what_waits_to_be_taken_keeps_more_from_starting",
         f"{BOARD}test_bytes_hold_starts_back_only_while_somebody_can_take_some",
+        f"{ROOM}test_no_more_run_at_once_than_may",
+        f"{ROOM}test_a_slow_consumer_keeps_more_from_starting_and_may_leave",
     ),
+    "steps that run at once mix nothing": (f"{ROOM}test_steps_run_at_once_and_mix_nothing",),
     "weight versions are told to every server": (
         f"{VERSIONS}test_every_server_hears_a_version_and_each_that_does_not_is_named",
         f"{VERSIONS}test_a_server_that_is_away_for_a_moment_hears_the_version_when_it_is_back",
@@ -165,6 +172,7 @@ TRAINING_LOOPS: dict[str, Sequence[str]] = {
     "rows that are too old are masked": (
         f"{RESULTS}test_old_rows_are_masked_and_an_empty_batch_is_an_error",
         f"{RESULTS}test_what_began_in_an_earlier_epoch_is_masked_whatever_its_version_says",
+        f"{ROOM}test_rows_of_an_earlier_epoch_are_masked",
     ),
     "pause, drain and cancel": (
         DECIDED,
@@ -305,7 +313,8 @@ FAULTY: dict[str, Sequence[str]] = {
     ),
     "an engine starts again": (
         "actors/test_staging.py::test_a_killed_worker_of_the_embedded_engine_continues_its_rollouts_from_storage",
-        f"{VERSIONS}test_a_server_that_comes_back_on_its_port_hears_the_version",
+        f"{VERSIONS}test_a_server_that_hangs_up_is_asked_again",
+        f"{ROOM}test_a_model_server_that_is_killed_knows_the_weights_when_it_is_back",
         "actors/test_engine_failures.py::test_every_kind_of_failing_engine_is_a_recorded_failure_with_its_call",
     ),
     "the driver dies": (
@@ -487,6 +496,7 @@ BAD_INPUT: dict[str, Sequence[str]] = {
     "rows that are none": (
         f"{STEP_FILES}test_what_is_no_row_is_named",
         f"{STEP}test_a_row_that_cannot_run_is_named_before_any_runs",
+        f"{ROOM}test_what_cannot_run_is_named_before_anything_runs",
     ),
     "two collectors of one directory": (f"{STEP_FILES}test_one_collector_at_a_time",),
 }
