@@ -34,7 +34,8 @@ def load_callable(target: str, *, where: str = "settings", key: str = "") -> Cal
     try:
         found: Any = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # foreign code runs at import; whatever it raises is the setting's problem
-        raise SettingsError(where, key, f"cannot import {place}: {type(error).__name__}: {error}") from error
+        remedy = "" if Path(place).is_absolute() or not place.endswith(".py") else _ELSEWHERE
+        raise SettingsError(where, key, f"cannot import {place}: {type(error).__name__}: {error}", remedy) from error
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
@@ -44,6 +45,9 @@ def load_callable(target: str, *, where: str = "settings", key: str = "") -> Cal
         raise SettingsError(where, key, f"{target} is a {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
     return function
+
+
+_ELSEWHERE = "give an absolute path: workers of a running cluster look where it was started, those of a job in its files"
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -86,6 +86,8 @@ def ray_session(
         ClusterError: Ray is not installed, or could not be started or joined.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if log_format == "json":
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Ray drops lines that are alike, and writes into those it keeps
     address = os.environ.get("RAY_ADDRESS") or "local"
     level = "INFO" if verbose else "WARNING"
     interrupts = Interrupts()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -54,7 +54,7 @@ class RolloutResult:
     masked: bool
     reasons: tuple[str, ...]
     failure_class: str | None
-    tokens: pa.Table | None
+    tokens: pa.Table | None = field(repr=False)
     _read: Callable[[], bytes] | None
 
     def record_bytes(self) -> bytes | None:
