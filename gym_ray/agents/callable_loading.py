@@ -47,7 +47,7 @@ def load_callable(target: str, *, where: str = "settings", key: str = "") -> Cal
     return function
 
 
-_ELSEWHERE = "give an absolute path: workers of a running cluster look where it was started, those of a job in its files"
+_ELSEWHERE = "give an absolute path: workers of a running cluster look where it was started, a job's in its files"
 
 
 def _import_file(path: Path) -> ModuleType:
