@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gym_ray.actors.addresses import check_listening
 from gym_ray.actors.calls import OnWait, get
 from gym_ray.errors import ClusterError, ServerStartError
 from gym_ray.log_context import LogFormat
@@ -73,6 +75,7 @@ def connected(
     Raises:
         ClusterError: Ray could not be started or joined; the message holds the cause.
     """
+    check_listening(address)
     local: dict[str, Any] = {}
     logs = ray.LoggingConfig(log_format.upper(), log_level, additional_log_standard_attrs=["name"])
     if address == "local":
@@ -86,6 +89,11 @@ def connected(
             logging_config=logs,
             **local,
         )
+    except AuthenticationError as error:
+        remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE, a file with the cluster's token"
+        raise ClusterError(
+            f"cannot {'start' if local else 'join'} Ray at {address!r} without its token; {remedy}"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"cannot {'start' if local else 'join'} Ray at {address!r}: {error}") from error
     try:

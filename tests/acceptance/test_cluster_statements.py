@@ -456,16 +456,19 @@ SPEED: dict[str, Sequence[str]] = {
 
 BAD_INPUT: dict[str, Sequence[str]] = {
     "no cluster": (
+        "actors/test_cluster.py::test_an_address_at_which_nothing_listens_is_named_at_once",
         f"{JOBS}test_addresses_at_which_nobody_answers_as_a_job_server_should",
         f"{SUBMIT}test_an_upload_is_shown_and_surprises_are_refused",
         f"{SUBMIT}test_without_a_cluster_files_tell_what_they_can",
     ),
     "a wrong address": (
+        "actors/test_cluster.py::test_what_is_no_address_is_named",
         f"{CLUSTER}test_a_wrong_address_is_refused_before_anybody_is_asked",
         f"{JOBS}test_addresses_at_which_nobody_answers_as_a_job_server_should",
         UNUSABLE,
     ),
     "a missing token": (
+        "actors/test_cluster.py::test_a_missing_token_is_named_and_what_to_do",
         UNUSABLE,
         f"{CLUSTER}test_a_token_file_that_cannot_be_read_is_named",
         f"{JOBS}test_a_token_that_is_not_taken_is_never_shown",
