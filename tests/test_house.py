@@ -32,7 +32,7 @@ SIDEWAYS = {("cli", "actors")}
 
 def modules() -> list[Path]:
     product = [path for path in PACKAGE.rglob("*.py") if "actors" not in path.relative_to(PACKAGE).parts]
-    return sorted(product) + sorted((ROOT / "actors").glob("*.py"))
+    return sorted(product) + sorted((ROOT / "actors").rglob("*.py"))
 
 
 def room_of(path: Path) -> str:

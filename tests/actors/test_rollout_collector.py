@@ -174,7 +174,7 @@ def test_killed_joiners_and_hosts_lose_no_result(start: Callable[..., Any], tmp_
         joiner = ray.get_actor("joiner-0", namespace="gym-ray/killed")
         pid = get(joiner.health.remote(), 60).pid
         os.kill(pid, signal.SIGKILL)
-        from gym_ray.actors.training_feed import fetched
+        from gym_ray.actors.training.feed import fetched
         from gym_ray.rollouts.training.results import ResultMaker
 
         maker = ResultMaker(frozenset({"trained"}), None, fetched, feed._read)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from gym_ray.actors import training_feed
-from gym_ray.actors.training_feed import StepFeed, in_threads
+from gym_ray.actors.training import feed as training_feed
+from gym_ray.actors.training.feed import StepFeed, in_threads
 from gym_ray.errors import ClusterError, ServerStartError
 from gym_ray.rollouts.run_paths import RunPaths
 from gym_ray.rollouts.training.outcomes import Requested, lost_outcome

@@ -147,7 +147,7 @@ def clean(
 def test_the_wheel_holds_every_module_and_asset(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(p.relative_to(ROOT)) for p in (ROOT / "gym_ray").rglob("*.py") if "__pycache__" not in p.parts}
-    expected |= {f"gym_ray/actors/{p.name}" for p in (ROOT / "actors").glob("*.py")}
+    expected |= {f"gym_ray/{p.relative_to(ROOT)}" for p in (ROOT / "actors").rglob("*.py")}
     expected |= {str(p.relative_to(ROOT)) for p in (ROOT / "gym_ray" / "assets").rglob("*.yaml")}
     expected.add("gym_ray/py.typed")
     assert expected - names == set()

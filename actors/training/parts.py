@@ -20,7 +20,7 @@ from gym_ray.actors.crew import Crew
 from gym_ray.actors.health import Health
 from gym_ray.actors.membership import Membership
 from gym_ray.actors.servers import RunningServers, start_servers
-from gym_ray.actors.training_host import TrainingHost
+from gym_ray.actors.training.host import TrainingHost
 from gym_ray.errors import ClusterError
 from gym_ray.server_directory import ServerDirectory
 from gym_ray.settings import RunSettings

@@ -11,9 +11,9 @@ from typing import Any
 import ray
 
 from gym_ray.actors.calls import get
-from gym_ray.actors.training_feed import StepFeed
-from gym_ray.actors.training_parts import TrainingParts
-from gym_ray.actors.training_weights import SaidWeights
+from gym_ray.actors.training.feed import StepFeed
+from gym_ray.actors.training.parts import TrainingParts
+from gym_ray.actors.training.weights import SaidWeights
 from gym_ray.errors import ClusterError, SettingsError
 from gym_ray.rollouts.training.loop_plan import check_limits, step_plan
 from gym_ray.rollouts.training.step_files import step_lines

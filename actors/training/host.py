@@ -12,7 +12,7 @@ import ray
 from gym_ray.actors.ray_port import RayPort
 from gym_ray.actors.run_metrics import RunMetricsPublisher
 from gym_ray.actors.seats import Seat
-from gym_ray.actors.training_seats import SharedSeats
+from gym_ray.actors.training.seats import SharedSeats
 from gym_ray.rollouts.clearing import Clearing
 from gym_ray.rollouts.run_files.parts_files import read_inline_line
 from gym_ray.rollouts.run_paths import RunPaths, Written

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-from gym_ray.actors.training_feed import in_threads
-from gym_ray.actors.training_loop import LoopLimits, TrainingLoop, loaded
-from gym_ray.actors.training_parts import RayPlace, started_parts
+from gym_ray.actors.training.feed import in_threads
+from gym_ray.actors.training.loop import LoopLimits, TrainingLoop, loaded
+from gym_ray.actors.training.parts import RayPlace, started_parts
 from gym_ray.rollouts.training.loop_plan import check_limits
 from gym_ray.rollouts.training.results import RolloutBatch, RolloutGroup, RolloutResult, grouped
 from gym_ray.server_directory import ServerDirectory

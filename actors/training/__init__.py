@@ -1,0 +1,1 @@
+"""The collector that a training loop calls, and what it needs in the cluster."""
