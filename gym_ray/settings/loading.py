@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gym_ray.errors import SettingsError
 from gym_ray.settings.document import Document, compose
-from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, show
+from gym_ray.settings.problems import PLAIN_WORDS, KeyPath, combine, did_you_mean, dotted, show
 from gym_ray.settings.run import RunSettings
 from gym_ray.settings.server_options import ServerRef
 from gym_ray.settings.servers import IMPLEMENTATIONS, ServerSettings
@@ -24,16 +24,6 @@ __all__ = ["load_settings", "settings_from_document", "settings_from_yaml"]
 _Model = TypeVar("_Model", bound=BaseModel)
 _SETTINGS_KEYS = frozenset(RunSettings.model_fields) - {"servers"}
 _SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PLAIN_WORDS = {
-    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
-    **dict.fromkeys(("dict_type", "model_type"), "should be a map of keys and values"),
-    "path_type": "should be a path",
-    "string_too_short": "should not be empty",
-    "string_type": "should be text",
-    "tuple_type": "should be a list",
-}
 Elsewhere = Callable[[RunSettings], Mapping[str, ServerSettings]]
 _CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path, or observability_enabled to false"
 
@@ -185,7 +175,7 @@ def _mistake(detail: dict[str, Any], model: type[BaseModel], path: KeyPath, docu
         return SettingsError(document.place((key,)), key, message.removeprefix(f"{key} "), _CAPTURE_REMEDY)
     if kind == "value_error" and _is_block(model, detail["loc"]):  # two keys of one block that do not go together
         return SettingsError(place, dotted(location), message)
-    message = _PLAIN_WORDS.get(kind, message)
+    message = PLAIN_WORDS.get(kind, message)
     if kind == "tuple_type" and isinstance(detail["input"], str):
         message = "should be a list, in brackets: [one, two]"
     if kind == "string_type" and isinstance(detail["input"], int | float):

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from gym_ray.errors import SettingsError
 
-__all__ = ["MIN_SECRET_CHARS", "KeyPath", "combine", "did_you_mean", "dotted", "is_secret_key", "show"]
+__all__ = ["MIN_SECRET_CHARS", "PLAIN_WORDS", "KeyPath", "combine", "did_you_mean", "dotted", "is_secret_key", "show"]
 
 KeyPath = tuple[str | int, ...]
 """Keys from the top of a document down to a value; list positions are ints."""
 
 MIN_SECRET_CHARS = 6
 """Shorter texts under secret keys (``x``, ``none``) are hidden there, but not wherever else the same text stands."""
+
+PLAIN_WORDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "should be a map of keys and values"),
+    "path_type": "should be a path",
+    "string_too_short": "should not be empty",
+    "string_type": "should be text",
+    "tuple_type": "should be a list",
+}
+"""What would be right, by pydantic's name of a mistake."""
 
 _SECRET_KEY = re.compile(r"(^|[-_])key$|apikey|token$|secret|passw|authorization|credential", re.IGNORECASE)
 _URL_USER = re.compile(r"//[^/\s]*@")

@@ -12,21 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from gym_ray.errors import SettingsError
 from gym_ray.settings.document import Document
-from gym_ray.settings.problems import KeyPath, combine, did_you_mean, dotted, show
+from gym_ray.settings.problems import PLAIN_WORDS, KeyPath, combine, did_you_mean, dotted, show
 
 __all__ = ["checked", "checked_kind", "mistake_at"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _ENV = "env"
-_WORDS = {
-    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "should be a map of keys and values"),
-    "string_too_short": "should not be empty",
-    "string_type": "should be text",
-    "tuple_type": "should be a list",
-}
 
 
 def mistake_at(document: Document, path: KeyPath, problem: str, remedy: str) -> SettingsError:
@@ -95,7 +86,7 @@ def _worded(
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     hidden = _ENV in where[:-1]  # any variable may be a credential, whatever its name
     shown = "the value (not shown)" if hidden else show(detail["input"], where, document.secrets)
-    return mistake_at(document, where, f"{shown} is not accepted", _WORDS.get(kind, message))
+    return mistake_at(document, where, f"{shown} is not accepted", PLAIN_WORDS.get(kind, message))
 
 
 def _keys(location: Sequence[str | int], value: Any, *, missing: bool) -> KeyPath:

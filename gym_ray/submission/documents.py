@@ -28,7 +28,7 @@ from gym_ray.submission.computes import COMPUTES, RayCompute, SlurmCompute
 from gym_ray.submission.environment import EnvValue
 from gym_ray.submission.services import SERVICES, ExternalService, LocalModelService, VllmService
 
-__all__ = ["Benchmark", "DriverPart", "JobPart", "Submission", "check_submittable", "read_submission"]
+__all__ = ["NOTHING", "Benchmark", "DriverPart", "JobPart", "Submission", "check_submittable", "read_submission"]
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 POLICY_KEYS = ("policy_base_url", "policy_model_name", "policy_api_key")

@@ -31,7 +31,7 @@ from gym_ray.submission.program import Program
 from gym_ray.submission.statuses import HEARTBEAT_S, BenchmarkStatus, write_status
 from gym_ray.submission.stopping import Stopping
 
-__all__ = ["Driver", "driver_command", "main"]
+__all__ = ["Driver", "main"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ROUND_S = 0.2
@@ -42,16 +42,6 @@ _CANNOT_START = (OSError, ValueError)
 _NOT_REQUIRED = "+require_complete=false"
 _DIRECTORY_VARIABLE = "GYM_RAY_BENCHMARK_DIR"
 """What tells the programs of a benchmark where its directory is."""
-
-
-def driver_command(directory: str | Path, python: str | None = None) -> list[str]:
-    """Return the words of the command that runs a benchmark; nothing in them is secret.
-
-    Args:
-        directory: The benchmark's directory.
-        python: The interpreter on the nodes, None for the one on their path.
-    """
-    return [python or "python", "-m", "gym_ray.submission.driver", str(directory)]
 
 
 class Driver:

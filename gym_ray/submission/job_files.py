@@ -31,7 +31,7 @@ from gym_ray.submission.benchmark_names import JOB_RECORD, RESOLVED_CONFIG, name
 from gym_ray.submission.planning import CAPTURES, BenchmarkPlan, SubmitPlan
 from gym_ray.submission.statuses import BenchmarkStatus, is_unix_time, read_status, write_status
 
-__all__ = ["BenchmarkJob", "JobFiles", "JobRecord", "read_job", "write_job"]
+__all__ = ["DRIVER_LOG", "JOB", "STOP", "BenchmarkJob", "JobFiles", "JobRecord", "read_job", "write_job"]
 
 JOB = "job.json"
 STOP = "stop-requested"

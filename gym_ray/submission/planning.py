@@ -21,7 +21,7 @@ from gym_ray.submission.environment import EnvPlan, plan_environment
 from gym_ray.submission.policy import policy_settings
 from gym_ray.submission.tokens import run_tokens
 
-__all__ = ["BenchmarkPlan", "SubmitPlan", "final_run", "job_name", "plan_submit", "run_tokens"]
+__all__ = ["CAPTURES", "OUTPUT", "BenchmarkPlan", "SubmitPlan", "final_run", "job_name", "plan_submit", "run_tokens"]
 
 OUTPUT = "artifacts/rollouts.jsonl"
 CAPTURES = "model-calls"

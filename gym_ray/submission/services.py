@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
 from gym_ray.settings.fields import FrozenModel, HttpUrl, Name, Port, PositiveCount
 from gym_ray.submission.environment import EnvValue
 
-__all__ = ["SERVICES", "ExternalService", "LocalModelService", "Service", "VllmService"]
+__all__ = ["SERVICES", "ExternalService", "LocalModelService", "VllmService"]
 
 
 class ExternalService(FrozenModel):
@@ -79,6 +79,5 @@ class VllmService(FrozenModel):
     gpus: PositiveCount | None = None
 
 
-Service = Annotated[ExternalService | LocalModelService | VllmService, Field(discriminator="type")]
 SERVICES = {"external": ExternalService, "local_model": LocalModelService, "vllm": VllmService}
 """Model by the ``type`` of a service."""

@@ -71,10 +71,6 @@ class BenchmarkStatus:
         silent = now - self.heartbeat_at
         return silent if silent > SILENT_AFTER_S else None
 
-    def state_at(self, now: float) -> BenchmarkState:
-        """Return the state to count: ``failed`` for a driver that is overdue, which may have been killed."""
-        return self.state if self.silent_for_s(now) is None else "failed"
-
     def told(self, now: float) -> str:
         """Return one line for people."""
         silent = self.silent_for_s(now)
