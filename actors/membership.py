@@ -158,14 +158,14 @@ class Membership:
         self._tell(self._collector.use.remote(self._crew.urls(self._directory)))
 
     def _tell(self, reference: Any) -> None:
-        get(reference, _TELLING_S, self._look_up)
+        get(reference, _TELLING_S, self._check_open)
 
     def _keep_watch(self, _: str) -> None:
         """Called while something starts: a run that ends waits for nothing, and a loss is not left until later."""
-        self._look_up(_)
+        self._check_open(_)
         self._drop_lost()
 
-    def _look_up(self, _: str) -> None:
+    def _check_open(self, _: str) -> None:
         if self._closing.is_set():
             raise _ClosingError("the run ends")
 

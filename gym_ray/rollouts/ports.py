@@ -1,4 +1,4 @@
-"""The seam between a collection and whoever hosts its processes.
+"""What a collection asks of whoever hosts its processes.
 
 :class:`RolloutPort` is all a :class:`~gym_ray.rollouts.collection.Collection` knows of workers and joiners. It moves
 small values only: a run's reply stays where the worker put it, behind an opaque handle.

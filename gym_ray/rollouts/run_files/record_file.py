@@ -29,7 +29,7 @@ class RecordFile:
 
     Args:
         path: The file.
-        calls: The seam to the operating system.
+        calls: How the operating system is called.
         check: Called under the file lock before anything is done; what it raises leaves the file as it is.
         lock_timeout_s: How long to wait for the file lock; None for as long as others append one after the other, since
             who asks again and again would come last.
