@@ -18,6 +18,7 @@ __all__ = ["JoinedWord"]
 
 _log = logging.getLogger(__name__)
 _A_ROUND = 256
+_Waiting = tuple[str, asyncio.Future[None]]
 
 
 class JoinedWord:
@@ -30,7 +31,7 @@ class JoinedWord:
 
     def __init__(self, captures: Captures, client: httpx.AsyncClient) -> None:
         self._captures, self._client = captures, client
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
         self._rounds: asyncio.Task[None] | None = None
 
     async def tell(self, rollout_id: str) -> None:
@@ -50,10 +51,12 @@ class JoinedWord:
         try:
             while self._waiting:
                 taken, self._waiting = self._waiting[:_A_ROUND], self._waiting[_A_ROUND:]
-                await self._tell_these([rollout_id for rollout_id, _ in taken])
-                for _, told in taken:
-                    if not told.done():  # whoever waited may have been cancelled
-                        told.set_result(None)
+                problem: Exception | None = None
+                try:
+                    await self._tell_these([rollout_id for rollout_id, _ in taken])
+                except Exception as error:  # noqa: BLE001 - raised where each of them is waited for
+                    problem = error
+                _end(taken, problem)
         finally:
             self._rounds = None
 
@@ -64,3 +67,13 @@ class JoinedWord:
             untold = (str(error),)
         if untold:  # the records are durable; a writer that was not told keeps a few bytes more, and nothing is lost
             _log.warning("%s: not told that they are joined: %s", ", ".join(rollout_ids), ", ".join(untold))
+
+
+def _end(waiting: Sequence[_Waiting], problem: Exception | None) -> None:
+    for _, told in waiting:
+        if told.done():  # whoever waited was cancelled
+            continue
+        if problem is None:
+            told.set_result(None)
+        else:
+            told.set_exception(problem)
