@@ -1,4 +1,4 @@
-"""The protocols of worker-owned staging: what keeps records, what gives them back, and what an engine's worker provides.
+"""The protocols of worker-owned staging: what keeps records, what gives them back, what an engine's worker provides.
 
 A framework brings its own classes and need not import anything of ours: every protocol here is met by shape. Nothing
 here knows where a record goes.
