@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -145,23 +145,25 @@ def bare_rate(url: str, token: str, rows: int, count: int, name: str) -> float:
     """Return rollouts a second of ``count`` processes that run the same agent with nothing around it."""
     command = [sys.executable, "-m", "benchmarks.scale_bare", url, str(rows)]
     environ = os.environ | {"GYM_RAY_BENCH_TOKEN": token, "PYTHONPATH": str(ROOT)}
-    started = [
-        subprocess.Popen(
-            [*command, f"{name}-{number}"], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(count)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "READY\n"
-    begun = time.monotonic()
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in started:
-        assert process.wait() == 0
-    return count * rows / (time.monotonic() - begun)
+    with ExitStack() as stack:
+        started = []
+        for number in range(count):
+            words = [*command, f"{name}-{number}"]
+            process = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "READY\n"
+        begun = time.monotonic()
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in started:
+            assert process.wait() == 0
+        return count * rows / (time.monotonic() - begun)
 
 
 def captures(_: Path, calls: int, at_once: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _SETTINGS_KEYS = frozenset(RunSettings.model_fields) - {"servers"}
 _SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Elsewhere = Callable[[RunSettings], Mapping[str, ServerSettings]]
-_CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path, or observability_enabled to false"
+_CAPTURE_REMEDY = "set model_call_capture_dir to an absolute path or a URL, or observability_enabled to false"
 
 
 def load_settings(

@@ -317,12 +317,12 @@ MISTAKES = {
     "capture without directory": (
         "observability_enabled: true\n",
         "f.yaml:1: observability_enabled: model_call_capture_dir is required when observability_enabled is true; set "
-        "model_call_capture_dir to an absolute path, or observability_enabled to false",
+        "model_call_capture_dir to an absolute path or a URL, or observability_enabled to false",
     ),
     "relative capture directory": (
         "observability_enabled: true\nmodel_call_capture_dir: results/calls\n",
         "f.yaml:2: model_call_capture_dir: must be an absolute path when observability_enabled "
-        "is true; set model_call_capture_dir to an absolute path, or observability_enabled to false",
+        "is true; set model_call_capture_dir to an absolute path or a URL, or observability_enabled to false",
     ),
     "unknown reference": (
         "a:\n  responses_api_agents:\n    callable_agent:\n      callable: m:f\n      resources_server: {name: scorr}\n"
