@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +17,13 @@ import pytest
 from gym_ray.testing.serving import served
 
 
-@pytest.fixture(scope="session", autouse=True)
-def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray's own environment, set before it is imported and put back afterwards."""
-    token = tmp_path_factory.mktemp("ray") / "auth_token"
+def _set_environment() -> dict[str, str | None]:
+    """Set Ray's own environment, and return what was there before."""
+    private = Path(tempfile.mkdtemp(prefix="gym-ray-tests-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    token = private / "auth_token"
+    token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
     wanted = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -28,10 +32,20 @@ def ray_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
+    return before
+
+
+# Here and not in a fixture: Ray reads it when it is imported, which some modules do while they are collected.
+_BEFORE = _set_environment()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_environment() -> Iterator[None]:
+    """Ray's own environment; put back afterwards."""
     yield
-    for name, value in before.items():
+    for name, value in _BEFORE.items():
         if value is None:
-            del os.environ[name]
+            os.environ.pop(name, None)
         else:
             os.environ[name] = value
 
