@@ -6,6 +6,7 @@ A joiner holds one rollout at a time for each call in flight. Asking it twice fo
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from gym_ray.rollouts.joined_word import JoinedWord
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest
 from gym_ray.rollouts.reports.facts_files import FactsWriter
 from gym_ray.rollouts.run_files.parts_files import publish_parts
+from gym_ray.rollouts.run_files.revoked_tries import JoinTry
 from gym_ray.rollouts.run_files.run_log import RunOutputs, read_record
 from gym_ray.rollouts.run_paths import RunPaths, Written
 from gym_ray.rollouts.tokens.token_delivery import FinalizedTokens, TokenDelivery
@@ -91,7 +93,7 @@ class Joiner:
         """Join and store one attempt; its record is durable when this returns, exactly once over all tries.
 
         Raises:
-            StorageError: The record could not be stored.
+            StorageError: The record could not be stored, or this try was called back.
         """
         stored = None
         if request.retry:
@@ -120,7 +122,7 @@ class Joiner:
         if self._tokens is not None:  # behind the list of calls, so that those that were still open have ended
             lost = calls is not None and calls.tokens_lost
             tokens = await self._tokens.finalize(job, result, lost=lost)
-        outcome = await asyncio.to_thread(self._join_and_append, job, tokens, calls, request.terminal)
+        outcome = await asyncio.to_thread(self._join_and_append, job, tokens, calls, request)
         if self._tokens is not None and outcome.written is not None and outcome.written.file == "main":
             await self._tokens.retire(job, tokens)
         if not self._token_tables:
@@ -142,7 +144,7 @@ class Joiner:
         return listed[job.rollout_id]
 
     def _join_and_append(
-        self, job: AttemptJob, tokens: FinalizedTokens, calls: WrittenCalls | None, terminal: bool
+        self, job: AttemptJob, tokens: FinalizedTokens, calls: WrittenCalls | None, request: JoinRequest
     ) -> JoinOutcome:
         snapshot = self._snapshot(job.rollout_id, calls)
         joined = join(
@@ -151,23 +153,24 @@ class Joiner:
             tokens.result,
             snapshot,
             calls,
-            terminal=terminal,
+            terminal=request.terminal,
             options=self._options,
             trains=self._trains(job),
         )
-        return JoinOutcome(self._append(job.rollout_id, joined), joined.summary)
+        return JoinOutcome(self._append(JoinTry(job.rollout_id, request.number), joined), joined.summary)
 
     def _snapshot(self, rollout_id: str, calls: WrittenCalls | None) -> CaptureSnapshot | None:
         return None if self._captures is None or calls is None else self._captures.snapshot(rollout_id, calls)
 
-    def _append(self, rollout_id: str, joined: Joined) -> Written | None:
+    def _append(self, of_try: JoinTry, joined: Joined) -> Written | None:
         """Store a record, behind everything that it refers to: what leads nowhere must never be durable."""
         if joined.destination == "nowhere":
             return None
         if joined.source is not None:
-            self._outputs.append_source(joined.source)
+            self._outputs.append_source(joined.source, of_try=of_try)
         if joined.parts is not None:
-            publish_parts(self._outputs.paths, rollout_id, joined.parts)
-        written = self._outputs.append(joined.destination, joined.line)
+            alone = functools.partial(self._outputs.alone, of_try)
+            publish_parts(self._outputs.paths, of_try.rollout_id, joined.parts, alone=alone)
+        written = self._outputs.append(joined.destination, joined.line, of_try=of_try)
         self._facts.append(written, joined.facts)
         return written

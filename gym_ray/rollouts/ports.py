@@ -73,12 +73,14 @@ class JoinRequest:
         retry: An earlier try may have appended the record; look behind ``mark`` before appending.
         terminal: The attempt must never be tried again (``_ng_failure_terminal``).
         attach_capture: False when the attempt never ran, so that no call can belong to it (A122).
+        number: Grows from each try of an attempt to the next. Earlier ones were called back before this was asked.
     """
 
     mark: OutputMark
     retry: bool = False
     terminal: bool = False
     attach_capture: bool = True
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True)

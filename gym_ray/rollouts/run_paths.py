@@ -128,6 +128,11 @@ class RunPaths:
         return self.directory / "parts"
 
     @property
+    def revoked(self) -> Path:
+        """Directory of the tries of joins that were called back."""
+        return self.directory / "revoked"
+
+    @property
     def logs(self) -> Path:
         """Directory of the run's own logs."""
         return self.directory / "logs"

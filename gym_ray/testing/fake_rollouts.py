@@ -17,7 +17,9 @@ from gym_ray.evidence.run_result import RunFailure, RunResult
 from gym_ray.evidence.summary import RolloutSummary
 from gym_ray.rollouts.joining import Joiner
 from gym_ray.rollouts.ports import AttemptJob, JoinOutcome, JoinRequest, Lost, Placement, ReplyHandle
+from gym_ray.rollouts.run_files.revoked_tries import JoinTry
 from gym_ray.rollouts.run_files.run_log import RunOutputs
+from gym_ray.rollouts.run_paths import OutputFile
 
 __all__ = ["FakePort", "answer", "by_task", "failing", "hang"]
 
@@ -155,9 +157,9 @@ class FakePort:
         written = None
         if self._outputs is not None and not record.get("_ng_no_persist"):
             written = self._outputs.find(job.rollout_id, request.mark) if request.retry else None
-            written = written or self._outputs.append(
-                "main" if failure_class is None else "failures", exact_json.dumps(record)
-            )
+            file: OutputFile = "main" if failure_class is None else "failures"
+            of_try = JoinTry(job.rollout_id, request.number)
+            written = written or self._outputs.append(file, exact_json.dumps(record), of_try=of_try)
         return JoinOutcome(written, _summary(job, record, failure_class, result.latency_ms))
 
 

@@ -45,6 +45,7 @@ from gym_ray.rollouts.row_states.retry_rules import INVALID_ROW
 from gym_ray.rollouts.rows.materialised_rows import MaterialisedRows
 from gym_ray.rollouts.run_files.frames import FrameKind
 from gym_ray.rollouts.run_files.ledger_log import LedgerLog, invalid_row_id
+from gym_ray.rollouts.run_files.revoked_tries import JoinTry
 from gym_ray.rollouts.run_files.run_log import RunOutputs
 from gym_ray.rollouts.run_paths import Written
 
@@ -267,7 +268,9 @@ class AttemptFlow:
     async def _try_to_join(self, job: AttemptJob, result: ReplyHandle | RunResult, request: JoinRequest) -> JoinOutcome:
         for tries in range(1, _JOIN_TRIES + 1):
             try:
-                outcome = await self._port.join(job, result, request)
+                if tries > 1:  # wherever the earlier one is, its record is found by this one or can never come
+                    await asyncio.to_thread(self._outputs.revoke, JoinTry(job.rollout_id, tries - 1))
+                outcome = await self._port.join(job, result, dataclasses.replace(request, number=tries))
             except Exception as error:  # boundary to the joiners: whatever broke may be gone at the next try
                 if tries == _JOIN_TRIES:
                     raise
@@ -279,7 +282,7 @@ class AttemptFlow:
                 return outcome
             event = ReplyLost(job.ordinal, job.attempt, outcome.failure_class)
             terminal = _join_of(self._ledger.handle(event)).terminal
-            result, request = _loss_result(outcome, 0.0), dataclasses.replace(request, terminal=terminal)
+            result, request = _loss_result(outcome, 0.0), dataclasses.replace(request, retry=True, terminal=terminal)
         raise ClusterError(f"{job.rollout_id}: its reply was reported lost {_JOIN_TRIES} times")
 
 

@@ -6,6 +6,8 @@ several joins of one attempt stored its record, that record can be read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gym_ray import exact_json
@@ -24,7 +26,14 @@ PARTS_SUFFIX = ".parts.jsonl"
 _MARK = exact_json.dumps(COMPACT_FIELD)
 
 
-def publish_parts(paths: RunPaths, rollout_id: str, data: bytes, *, calls: FileCalls | None = None) -> None:
+def publish_parts(
+    paths: RunPaths,
+    rollout_id: str,
+    data: bytes,
+    *,
+    calls: FileCalls | None = None,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Store the parts of one record; durable when this returns.
 
     Args:
@@ -32,6 +41,7 @@ def publish_parts(paths: RunPaths, rollout_id: str, data: bytes, *, calls: FileC
         rollout_id: Capture key of the attempt.
         data: What :func:`gym_ray.evidence.compact.compacted` returned. Parts that are there already stay.
         calls: How the operating system is called.
+        alone: Entered while parts are put to those that are there; it keeps others out that would do so as well.
 
     Raises:
         RolloutIdError: The id cannot be a file name.
@@ -41,12 +51,13 @@ def publish_parts(paths: RunPaths, rollout_id: str, data: bytes, *, calls: FileC
     try:
         store.create(name, data)
     except StorageExistsError:
-        before = store.read(name)
-        whole = merged_parts(before, data)
-        if whole != before:
-            store.publish(name, whole)
-        else:  # whoever wrote it may have died before its name was durable
-            store.sync_dir()
+        with alone():
+            before = store.read(name)
+            whole = merged_parts(before, data)
+            if whole != before:
+                store.publish(name, whole)
+            else:  # whoever wrote it may have died before its name was durable
+                store.sync_dir()
 
 
 def read_parts(paths: RunPaths, rollout_id: str) -> Parts:

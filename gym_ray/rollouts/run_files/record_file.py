@@ -79,8 +79,12 @@ class RecordFile:
             self._acknowledged = max(self._acknowledged, size)
         return size
 
-    def append(self, line: bytes) -> tuple[int, int]:
+    def append(self, line: bytes, *, allowed: Callable[[], None] = lambda: None) -> tuple[int, int]:
         """Append a record and its line feed; durable when this returns.
+
+        Args:
+            line: The record.
+            allowed: Called under the file lock behind the check of all appends; what it raises keeps the record out.
 
         Returns:
             Offset and length, line feed included.
@@ -93,6 +97,7 @@ class RecordFile:
         if b"\n" in line:
             raise ValueError("a record is one line; it holds a line feed")
         with self._locked():
+            allowed()
             start = self._repair_tail()
             try:
                 write_all(self._calls, self._fd, line + b"\n")
@@ -120,6 +125,17 @@ class RecordFile:
             except OSError as error:
                 raise StorageError(f"{self.path}: {error}") from error
         return None
+
+    @contextmanager
+    def held(self, *, allowed: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Keep the file's lock for something beside the file that only one process may do; see :meth:`append`.
+
+        Raises:
+            StorageError: The file cannot be locked, or was replaced.
+        """
+        with self._locked():
+            allowed()
+            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from gym_ray import exact_json
 from gym_ray.correlation import derive_rollout_id
 from gym_ray.errors import RolloutIdError, StorageError
 from gym_ray.rollouts.row_states.failure_classes import failure_flags
 from gym_ray.rollouts.run_files.record_file import RecordFile
+from gym_ray.rollouts.run_files.revoked_tries import JoinTry
 from gym_ray.rollouts.run_files.run_term import RunTerm
 from gym_ray.rollouts.run_paths import OutputFile, OutputMark, RunPaths, Written
 from gym_ray.storage.calls import FileCalls
@@ -41,7 +45,8 @@ def written_line(file: OutputFile, offset: int, line: bytes, *, flags: int | Non
 class RunOutputs:
     """Appends records to the outputs of a run that has begun, until another collector takes the run's lock.
 
-    Close it, or use it as a context manager.
+    What is appended for a try of a join that was called back is refused, see :meth:`revoke`. Close it, or use it as a
+    context manager.
 
     Args:
         paths: The run's files.
@@ -53,7 +58,7 @@ class RunOutputs:
 
     def __init__(self, paths: RunPaths, *, calls: FileCalls | None = None) -> None:
         self.paths, self._calls = paths, calls or FileCalls()
-        self._term = RunTerm(paths)
+        self._term = RunTerm(paths, calls=self._calls)
         self._files: dict[OutputFile, RecordFile] = {}
         self._sources: RecordFile | None = None
         self._opening = threading.Lock()
@@ -81,7 +86,9 @@ class RunOutputs:
         """Return the sizes of both outputs now: what is appended later lies behind them."""
         return OutputMark(self._files["main"].size(), self._files["failures"].size())
 
-    def append(self, file: OutputFile, line: bytes, *, flags: int | None = None) -> Written:
+    def append(
+        self, file: OutputFile, line: bytes, *, flags: int | None = None, of_try: JoinTry | None = None
+    ) -> Written:
         """Append one JSON object, without a line feed; the record is durable when this returns.
 
         Args:
@@ -89,27 +96,49 @@ class RunOutputs:
             line: The record.
             flags: Flags of a failure, see :func:`~gym_ray.rollouts.row_states.failure_classes.failure_flags`;
                 None to read them from the record.
+            of_try: Whose record it is; None where no other process can have the attempt.
 
         Raises:
-            StorageError: The record could not be stored.
+            StorageError: The record could not be stored, or the try was called back.
             ValueError: ``line`` holds a line feed.
         """
-        offset, _ = self._files[file].append(line)
+        offset, _ = self._files[file].append(line, allowed=self._allowed(of_try))
         return written_line(file, offset, line, flags=flags)
 
-    def append_source(self, line: bytes) -> None:
+    def append_source(self, line: bytes, *, of_try: JoinTry | None = None) -> None:
         """Append what a reply itself brought as evidence; durable when this returns.
 
         Append it before the record that was built from it: a source without a record does no harm.
 
         Raises:
-            StorageError: It could not be stored.
+            StorageError: It could not be stored, or the try was called back.
             ValueError: ``line`` holds a line feed.
         """
         with self._opening:
             if self._sources is None:
                 self._sources = self._open_sources()
-        self._sources.append(line)
+        self._sources.append(line, allowed=self._allowed(of_try))
+
+    def alone(self, of_try: JoinTry | None) -> AbstractContextManager[None]:
+        """Keep what is beside the outputs to this process and this try while it is changed.
+
+        Raises:
+            StorageError: The output cannot be locked, or the try was called back.
+        """
+        return self._files["main"].held(allowed=self._allowed(of_try))
+
+    def _allowed(self, of_try: JoinTry | None) -> Callable[[], None]:
+        return _anybody if of_try is None else functools.partial(self._term.check_try, of_try)
+
+    def revoke(self, one: JoinTry) -> None:
+        """Call a try of a join back: once this returns, neither it nor an earlier one can store anything.
+
+        What it stored before that, :meth:`find` finds in any process. Only the collector that holds the run's lock may.
+
+        Raises:
+            StorageError: It could not be made durable; no other joiner may have the attempt then.
+        """
+        self._term.revoke(one)
 
     def _open_sources(self) -> RecordFile:
         path = self.paths.sources
@@ -124,7 +153,7 @@ class RunOutputs:
         """Return where the record of exactly this attempt lies, if an append behind ``since`` stored it.
 
         A joiner that does not know whether an earlier try got through asks this first, so that no attempt has two
-        records.
+        records; the earlier try was called back before.
 
         Raises:
             StorageError: An output cannot be read or synced.
@@ -158,6 +187,10 @@ def read_record(paths: RunPaths, written: Written) -> bytes:
     if len(data) != written.length or not data.endswith(b"\n"):
         raise StorageError(f"{path}: no whole record of {written.length} bytes at offset {written.offset}")
     return data[:-1]
+
+
+def _anybody() -> None:
+    """Keep nobody out."""
 
 
 def _id_of(line: bytes) -> str | None:

@@ -193,6 +193,7 @@ def _set_aside(paths: RunPaths, run_id: str, calls: FileCalls) -> Path | None:
         paths.sources,
         paths.facts,
         paths.parts,
+        paths.revoked,
         paths.damaged,
         paths.quality_summary,
         paths.rollout_verdicts,
