@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gym_ray.errors import CaptureError, GymRayError
+from gym_ray.errors import CaptureError, GymRayError, StorageError
 from gym_ray.model_call_capture.marks import MarkPlace
 from gym_ray.model_call_capture.open_log import list_logs, take_dead
 from gym_ray.model_call_capture.recovery import one_adopter
 from gym_ray.storage.calls import FileCalls
+from gym_ray.storage.own_directory import own_directory
 
 __all__ = ["Heritage", "adopt_local_logs", "local_logs"]
 
@@ -20,7 +21,19 @@ _log = logging.getLogger(__name__)
 
 
 def local_logs(local_dir: Path, place: str) -> Path:
-    """Return the directory of this machine for the open logs of writers to one place."""
+    """Return the directory of this machine for the open logs of writers to one place.
+
+    Args:
+        local_dir: What is ours alone on this machine; created where it is missing.
+        place: Where the writers record.
+
+    Raises:
+        CaptureError: Others own ``local_dir`` or could write to it: they would decide which calls count as lost.
+    """
+    try:
+        own_directory(local_dir)
+    except StorageError as error:
+        raise CaptureError(f"the open logs of model servers cannot be kept: {error}") from error
     return local_dir / "open-logs" / hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
