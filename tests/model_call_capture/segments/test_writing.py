@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,18 @@ from gym_ray.model_call_capture.writer import CaptureWriter
 from gym_ray.storage.opening import open_store
 from gym_ray.testing.begun_calls import begun_call, leave_as_killed
 from gym_ray.testing.lagging_store import LaggingStore
+from gym_ray.testing.s3_server import s3_server
 from gym_ray.testing.waiting import until
 from gym_ray.testing.watched_store import WatchedStore
 
 
 class Place:
-    """An object store in memory, and the writers to it of one machine."""
+    """An object store, in memory unless told otherwise, and the writers to it of one machine."""
 
-    def __init__(self, local_dir: Path) -> None:
-        where = f"memory://{secrets.token_hex(8)}/captures"
-        self.store = WatchedStore(open_store(where))
-        self.own = WatchedStore(open_store(own_place(where)))
+    def __init__(self, local_dir: Path, where: str | None = None, options: dict[str, Any] | None = None) -> None:
+        where = where or f"memory://{secrets.token_hex(8)}/captures"
+        self.store = WatchedStore(open_store(where, storage_options=options))
+        self.own = WatchedStore(open_store(own_place(where), storage_options=options))
         self.local_dir = local_dir
 
     def start(self, name: str = "policy", store: WatchedStore | None = None, **options: Any) -> CaptureWriter:
@@ -71,6 +73,15 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+@pytest.fixture(params=["memory", "s3"])
+def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "memory":
+        yield Place(tmp_path)
+        return
+    with s3_server() as server:
+        yield Place(tmp_path, server.new_url(), server.options())
 
 
 async def as_if_not_ended(log: OpenLog, before: bytes, *exchanges: Exchange) -> None:
@@ -275,7 +286,8 @@ async def test_what_is_withdrawn_is_in_no_segment_after_the_last_that_is_told(pl
     assert writer.counts.withdrawn == 1
 
 
-async def test_a_call_on_its_way_when_its_rollout_begins_anew_is_no_call_of_the_new_attempt(place: Place) -> None:
+async def test_a_call_on_its_way_when_its_rollout_begins_anew_is_no_call_of_the_new_attempt(any_place: Place) -> None:
+    place = any_place
     writer, captures = place.start(), SegmentCaptures(place.store, place.own)
     route = Route(QUIESCE_PATH, quiesce_endpoint(writer, "token"), methods=["POST"])
     client = httpx.AsyncClient(transport=httpx.ASGITransport(Starlette(routes=[route])))
