@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from gym_ray.errors import CaptureError, GymRayError, StorageError
 from gym_ray.model_call_capture.marks import MarkPlace
-from gym_ray.model_call_capture.open_log import list_logs, take_dead
+from gym_ray.model_call_capture.open_log import OpenLog, list_logs, take_dead
 from gym_ray.model_call_capture.recovery import one_adopter
 from gym_ray.storage.calls import FileCalls
 from gym_ray.storage.own_directory import own_directory
 
-__all__ = ["Heritage", "adopt_local_logs", "local_logs"]
+__all__ = ["Heritage", "adopt_local_logs", "begun_log", "local_logs"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,3 +96,29 @@ def _adopt(path: Path, heritage: Heritage) -> Mapping[str, list[str]]:
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, "%s: its server died; rollouts that lost calls, marked now: %s", path, sorted(lost))
     return lost
+
+
+def begun_log(
+    logs: Path, label: str, writer_id: str, heritage: Heritage, place: str, register: Callable[[], None]
+) -> OpenLog:
+    """Take over what predecessors of a writer left, and return its own log once it is registered.
+
+    Args:
+        logs: From :func:`local_logs`.
+        label: Name of the server, as in the names of its logs.
+        writer_id: The writer.
+        heritage: Where its predecessors recorded.
+        place: The same, for messages.
+        register: Makes the registration durable, or raises a GymRayError.
+
+    Raises:
+        CaptureError: A predecessor's log cannot be adopted, or the log or the registration cannot be made.
+    """
+    adopt_local_logs(logs, label, heritage)
+    open_log = OpenLog(logs, f"{writer_id}.log")
+    try:
+        register()
+    except GymRayError as error:
+        open_log.close()
+        raise CaptureError(f"{place}: the writer cannot be registered: {error}") from error
+    return open_log

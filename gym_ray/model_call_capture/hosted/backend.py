@@ -10,7 +10,7 @@ from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.model_call_capture.backends import WriterIdentity
 from gym_ray.model_call_capture.batches import Batches
 from gym_ray.model_call_capture.hosted.channel import HostedRecord, RecordChannel
-from gym_ray.model_call_capture.local_adoption import adopt_local_logs, local_logs
+from gym_ray.model_call_capture.local_adoption import begun_log, local_logs
 from gym_ray.model_call_capture.open_log import OpenLog
 from gym_ray.model_call_capture.store import capture_file_name
 from gym_ray.model_call_capture.ticket import Ticket
@@ -96,13 +96,11 @@ class HostedBackend:
         open_calls: Callable[[], int],
     ) -> OpenedHosted:
         """Begin to send records; see the protocol."""
-        adopt_local_logs(self._logs, identity.label, self)
-        open_log = OpenLog(self._logs, f"{identity.writer_id}.log")
-        try:
+
+        def register() -> None:
             self._channel.register(identity.registration(None))
-        except GymRayError as error:
-            open_log.close()
-            raise CaptureError(f"{self.place}: the writer cannot be registered: {error}") from error
+
+        open_log = begun_log(self._logs, identity.label, identity.writer_id, self, self.place, register)
         commits: Batches[Ticket] = Batches(
             self.place,
             self._send,

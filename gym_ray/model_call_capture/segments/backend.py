@@ -12,7 +12,7 @@ from gym_ray.capture_location import CaptureLocation
 from gym_ray.errors import CaptureError, GymRayError
 from gym_ray.model_call_capture.backends import WriterIdentity
 from gym_ray.model_call_capture.batches import Batches
-from gym_ray.model_call_capture.local_adoption import adopt_local_logs, local_logs
+from gym_ray.model_call_capture.local_adoption import begun_log, local_logs
 from gym_ray.model_call_capture.open_log import OpenLog
 from gym_ray.model_call_capture.registry import dead_name, encode_writer, own_place, writer_name
 from gym_ray.model_call_capture.segments.adoption import lost_calls_of
@@ -127,13 +127,11 @@ class SegmentBackend:
             _ = self._store.exclusive  # a real attempt to write, whose answer is kept
         except GymRayError as error:
             raise CaptureError(f"{self.place}: captures cannot be written: {error}") from error
-        adopt_local_logs(self._logs, identity.label, self)
-        open_log = OpenLog(self._logs, f"{identity.writer_id}.log")
-        try:
+
+        def register() -> None:
             self._own.publish(writer_name(identity.writer_id), encode_writer(identity.registration(None)))
-        except GymRayError as error:
-            open_log.close()
-            raise CaptureError(f"{self.place}: the writer cannot be registered: {error}") from error
+
+        open_log = begun_log(self._logs, identity.label, identity.writer_id, self, self.place, register)
         writing = SegmentWriting(self._store, identity.writer_id)
         return OpenedSegments(
             open_log=open_log,
